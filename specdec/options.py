@@ -6,6 +6,7 @@
 __all__ = ['Options']
 
 # %% ../nbs/use/00_options.ipynb #0pti0004
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
@@ -67,7 +68,8 @@ class Options(SamplingOptions):
     """How to decode: the keyword arguments of `Pair.generate`, `Pair.results` and `Pair.stream`, as
     one object, which these take as well. Checks itself, before any model runs (`InputError`); what
     depends on the target is checked by the call."""
-    # or a controller such as `AdaptiveLookahead(initial=8)`, copied for each sequence
+    # or a controller such as `AdaptiveLookahead(initial=8)`, which goes on learning from call to
+    # call; each sequence of a list has a copy of it
     K: "int | str | Lookahead" = option(
         5, "Draft tokens per round, at most; or adaptive: as many as pay.", key="draft_tokens")
     max_new_tokens: int = option(128, "Where to stop at the latest.", ge=1)
@@ -146,7 +148,6 @@ class Options(SamplingOptions):
         if self.grammar is not None: found["grammar"] = str(self.grammar)
         return found
 
-
 # %% ../nbs/use/00_options.ipynb #0pti011b
 METHODS = ("speculative", "plain")
 LOOPS = (None, "host", "device")
@@ -181,11 +182,92 @@ def rule_name(verify: object) -> str: # its name and parameters
     return getattr(verify, "__name__", str(verify))
 
 
+# %% ../nbs/use/00_options.ipynb #0pti013b
+_THEIRS = {  # ours: the names of others
+    "draft_tokens": "K k gamma lookahead speculate_k num_draft_tokens max_draft_tokens n_draft"
+                    " num_assistant_tokens num_speculative_tokens max_speculative_tokens draft_max"
+                    " speculative_tokens prompt_lookup_num_tokens draft_n_max spec_draft_n_max"
+                    " speculative_num_steps",
+    "max_new_tokens": "max_tokens n_predict max_length max_gen_len max_completion_tokens",
+    "temperature": "temp",
+    "stop": "stop_strings stop_sequences stop_words",
+    "seed": "random_seed rng_seed",
+    "name": "pair_name model_pair",
+    "target": "model target_model main_model base_model verifier model_path main_model_path"
+              " target_model_path model_name target_model_name model_name_or_path checkpoint_path",
+    "draft": "assistant_model draft_model model_draft speculative_model draft_model_path"
+             " draft_model_name draft_checkpoint_path speculative_draft_model_path",
+    "drafter": "speculator speculator_path ea_model_path draft_head",
+    "lookup": "ngram prompt_lookup",
+    "dtype": "torch_dtype precision target_dtype",
+    "draft_dtype": "draft_torch_dtype draft_precision",
+    "device": "device_map",
+}
+ELSEWHERE = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
+# in Python, and where a file lists several of what a configuration has one of
+IN_A_GRID = {"draft_tokens": "K", "temperature": "temperatures", "dtype": "dtypes", "name": "pairs"}
+
+def _noted(note: str, names: str) -> dict[str, str]: return dict.fromkeys(names.split(), note)
+
+NOTES = { # the names of others that are no key here
+    "speculative_num_draft_tokens": "here it is draft_tokens, and one less: SGLang counts the"
+                                    " round's first token as well.",
+    "assistant_early_exit": "here it is skip, the layers that the draft leaves out.",
+} | _noted("temperature says it: 0 is greedy, and anything above samples.",
+           "do_sample greedy sampling sample_strategy sampling_strategy") \
+  | _noted("the temperature chooses a lossless rule; the one key for a lossy rule is lenience.",
+           "verify verification verification_strategy") \
+  | _noted("draft_tokens: adaptive drafts as many as pay; a controller of your own is an argument"
+           " in Python, K=AdaptiveLookahead(…).",
+           "adaptive adaptive_lookahead initial_lookahead min_lookahead max_lookahead"
+           " cooldown_steps num_assistant_tokens_schedule") \
+  | _noted("in Python it is NGramDrafter(longest=…).",
+           "max_matching_ngram_size prompt_lookup_max prompt_lookup_min") \
+  | _noted("dtype: int8 and int4 keep weights in eight and in four bits.",
+           "quantization load_in_4bit load_in_8bit") \
+  | _noted("what is sampled from is shaped by temperature, top_k, top_p and min_p only.",
+           "num_beams repetition_penalty presence_penalty frequency_penalty typical_p") \
+  | _noted("keys and values are always kept.", "use_cache") \
+  | _noted("a model brings its own.", "tokenizer tokenizer_path eos_token_id pad_token_id") \
+  | _noted("it is said with the prompts: specdec generate --prompts FILE --config FILE"
+           " --batch-size N.", "batch_size prompt prompts max_batch_size") \
+  | _noted("a threshold for the target's probability is another rule than lenience, and its number"
+           " means another thing: in Python it is verify=LossyTypical(epsilon=…, delta=…).",
+           "acceptance_threshold lossy_threshold posterior_threshold typical_acceptance") \
+  | _noted("for vLLM, specdec distill trains a head and prints the command that serves it there.",
+           "use_vllm vllm") \
+  | _noted("training runs under accelerate launch, which takes use_deepspeed and"
+           " deepspeed_config_file as its own options.",
+           "deepspeed use_deepspeed deepspeed_config deepspeed_config_path") \
+  | _noted("one device decodes.", "tensor_parallel_size speculative_draft_tensor_parallel_size"
+           " draft_tensor_parallel_size gpu_memory_utilization")
+
+def as_key(name: str) -> str: return name.lstrip("-").replace("-", "_")  # of an option
+
+def twin(key: str) -> str: # "": there is none
+    "Our name for what others call so."
+    return ELSEWHERE.get(as_key(key), ELSEWHERE.get(as_key(key).lower(), ""))
+
+def meant(key: str, known: list[str], # the keys that there are
+         ) -> str:
+    "What an unknown key may stand for."
+    key = as_key(key)
+    ours = twin(key) or key
+    if key in known: return f"did you mean {key}?"
+    for name in (ours, IN_A_GRID.get(ours)):
+        if name in known: return f"here it is {name}."
+    if key in NOTES: return NOTES[key]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}."
+
 # %% ../nbs/use/00_options.ipynb #0pti0015
 def options_of(options: Options | None, given: dict) -> Options:
     "An `Options` with these keywords in place of its values; raises `InputError`, `TypeError`."
     check(options is None or isinstance(options, Options), "options must be an Options, such as "
           f"Options(temperature=0.8), not {options!r}.")
+    known = [each.name for each in fields(Options)]
+    for name in given.keys() - {*known}:
+        raise TypeError(f"unexpected keyword argument {name!r}: {meant(name, known)}")
     return replace(options or Options(), **given)
 
 def takes_options(call: Callable) -> Callable:
@@ -196,4 +278,3 @@ def takes_options(call: Callable) -> Callable:
             for each in fields(Options)]
     vars(call)["__signature__"] = signature(call).replace(parameters=[*own, *more])
     return call
-

@@ -154,6 +154,11 @@ class Pair:
         return end.result
 
     @takes_options
+    def generate_text(self, prompt: Prompt, options: Options | None = None, **given) -> str:
+        "The text of `generate`, for one prompt."
+        return self.generate(prompt, options, **given).text
+
+    @takes_options
     def results(self, prompts: Sequence, # as for `generate`
                 batch_size: int = BATCH, # sequences that share a forward
                 options: Options | None = None, # or its fields as keywords
@@ -231,10 +236,11 @@ class Pair:
             if key not in self.clocks: self.clocks[key] = make()
             return self.clocks[key]
 
-    def _plan(self, options: Options, size: int = 1) -> Plan: # size: of the batch
+    def _plan(self, options: Options, size: int = 1,  # of the batch
+              several: bool = False) -> Plan: # whether there are other sequences in this call
         "The drafter, the loop and the clock for these options."
         drafter = NOTHING if options.plain else self.drafter
-        return make_plan(self.target, drafter, options, self._clock, size, self.priced)
+        return make_plan(self.target, drafter, options, self._clock, size, self.priced, several)
 
     def _decode(self, prompts: Sequence, options: Options,
                 size: int = 1,  # sequences that share a forward, at most
@@ -256,7 +262,7 @@ class Pair:
         together = size > 1 and not options.needs_logits and options.loop != "device" and (
             options.plain or not isinstance(self.drafter, DraftsTrees))
         if not (together and isinstance(target, Llama)): size = 1
-        plan = self._plan(options, size)
+        plan = self._plan(options, size, len(prompts) > 1)
         for text in texts.values():
             text.request.draft_with(plan.drafter, verify_rule(options, plan.drafter),
                                     draft_sampling(options, plan.drafter), plan.watch)
@@ -329,6 +335,7 @@ class Pair:
         "The result of a completion."
         request, options = completion.request, completion.options
         generated, rounds = completion.ids, completion.rounds
+        forwards = 1000 * timer.seconds("verify")
         odds = completion.logprobs and completion.logprobs[:len(generated)]
         seen = {*generated, *(token for r in rounds for token in r.drafted)}
         for of_one in odds or (): seen |= of_one.keys()
@@ -355,8 +362,9 @@ class Pair:
             time_to_first_token=sum(completion.seconds[:1]),
             total_time=completion.total_time,
             prefill_time_ms=1000 * timer.seconds("prefill"),
-            draft_time_total_ms=1000 * timer.seconds("draft"),
-            verify_time_total_ms=1000 * timer.seconds("verify"),
+            draft_time_total_ms=None if options.plain else 1000 * timer.seconds("draft"),
+            verify_time_total_ms=None if options.plain else forwards,
+            decode_time_total_ms=forwards if options.plain else None,
             sampling_time_total_ms=1000 * timer.seconds("sample"),
             peak_memory_mb=peak,
             drafter=None if options.plain else drafter_name(plan.drafter),
@@ -497,6 +505,10 @@ class ConfiguredPair:
     def generate(self, prompt, options: Options | None = None, **given): # of `Pair.generate`
         "Decode a prompt, or a list of them; see `Pair.generate`."
         return self.pair.generate(prompt, options, **self._asked(options, given))
+
+    def generate_text(self, prompt: Prompt, options: Options | None = None, **given) -> str:
+        "The text of `generate`, for one prompt."
+        return self.generate(prompt, options, **given).text
 
     def results(self, prompts: Sequence, batch_size: int = BATCH, options: Options | None = None,
                 **given) -> Iterator[tuple[int, GenerationResult]]: # of `Pair.results`

@@ -10,11 +10,12 @@ import json
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass, field, fields
 from functools import lru_cache
 from html import escape
 from types import UnionType
-from typing import get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -93,14 +94,32 @@ class Counts:
         "τ, the block efficiency: tokens emitted per round."
         return _ratio(self.emitted, self.rounds)
 
+class Figure:
+    "A field that follows from a result's rounds; where none are known, it is what was given."
+    def __init__(self, of: Callable[["GenerationResult"], float]): self.of = of
+
+    def __set_name__(self, owner: type, name: str) -> None: self.name = name
+
+    def __get__(self, result: "GenerationResult | None", owner: type | None = None):
+        if result is None: return self
+        given = vars(result).get(self.name)
+        if given is not None and not result.rounds: return given
+        return self.of(result) if result.is_speculative else None
+
+    def __set__(self, result: "GenerationResult", value: float | None) -> None:
+        vars(result)[self.name] = None if value is self else value
+
+def figure(of: Callable[["GenerationResult"], float]) -> Any:
+    "A `Figure`, as a dataclass takes it."
+    return field(default=Figure(of), repr=False)
 
 # %% ../nbs/engine/01_result.ipynb #13a59f5f
 @dataclass
 class GenerationResult:
     """Everything one generation produced and measured; one JSON line holds it without loss. What
-    follows from the stored numbers is computed when it is asked for. The statistics of the drafts
-    are None for plain decoding. Made by hand, it takes the figures that you have; a method, a total
-    and a first time that aren't given follow from the rounds and the latencies."""
+    follows from the stored numbers is computed when it is asked for. What only drafts have is None
+    for plain decoding. Made by hand, it takes the figures that you have; a method, a total and a
+    first time that aren't given follow from the rounds and the latencies."""
     prompt_ids: list[int] = field(default_factory=list)
     # the first from the prompt's forward, others from `rounds`
     generated_ids: list[int] = field(default_factory=list)
@@ -117,8 +136,8 @@ class GenerationResult:
     time_to_first_token: float = 0.0 # s; 0: the first latency, if there are any
     total_time: float = 0.0          # s; 0: the sum of the latencies
     prefill_time_ms: float = 0.0     # ms, the target's forward over the prompt
-    draft_time_total_ms: float = 0.0 # ms, all that the drafter did
-    verify_time_total_ms: float = 0.0 # ms, the target's forwards after the prompt
+    draft_time_total_ms: float | None = None # ms, all that the drafter did
+    verify_time_total_ms: float | None = None # ms, the target's forwards that verified
     sampling_time_total_ms: float = 0.0 # ms, distributions, verify rule, drawing
     peak_memory_mb: float | None = None # MB, of this run; None where the system can't tell
     settings: dict = field(default_factory=dict) # the arguments of `generate`, under text keys
@@ -147,11 +166,21 @@ class GenerationResult:
     # in a file of answers (`specdec generate --out`): which prompt it answers, as "index", and what
     # the run was asked; None elsewhere
     run: dict | None = None
+    # ms, the target's forwards after the prompt in plain decoding; None for speculative decoding
+    decode_time_total_ms: float | None = field(default=None, repr=False)
+    # accepted / drafted, as peers print it; 0 before any draft
+    acceptance_rate: float | None = figure(lambda result: result.counts.acceptance_rate)
+    # τ, the block efficiency: tokens emitted per round
+    tokens_per_step: float | None = figure(lambda result: result.counts.tau)
+    # rounds of draft and verify
+    num_speculation_rounds: int | None = figure(lambda result: len(result.rounds))
 
     def __post_init__(self):
         times = self.per_token_latencies
         if self.method == "":
-            self.method = "speculative" if any(r.drafted for r in self.rounds) else "plain"
+            told = self.acceptance_rate, self.tokens_per_step, self.num_speculation_rounds
+            drafted = any(r.drafted for r in self.rounds) or any(each is not None for each in told)
+            self.method = "speculative" if drafted else "plain"
         if _is_zero(self.total_time): self.total_time = float(sum(times))
         if _is_zero(self.time_to_first_token) and times: self.time_to_first_token = times[0]
 
@@ -189,29 +218,14 @@ class GenerationResult:
                             doc="Draft tokens that were tried and rejected: at most one a round.")
 
     @property
-    def num_speculation_rounds(self) -> int:
-        "Rounds of draft and verify; 0 for plain decoding, whose rounds are plain steps."
-        return len(self.rounds) if self.is_speculative else 0
-
-    @property
     def rounds_by_K(self) -> dict[int, int]: # draft tokens of a round → how many rounds
         "How many rounds drafted 0, 1, 2, … tokens, as far as there are any, in order."
         return dict(sorted(Counter(len(r.drafted) for r in self.rounds).items()))
 
     @property
-    def acceptance_rate(self) -> float | None:
-        "Accepted / drafted, as peers print it; 0 before any draft, None for plain decoding."
-        return self.counts.acceptance_rate if self.is_speculative else None
-
-    @property
     def alpha(self) -> float | None:
         "α: accepted / (accepted + rejected), see `Counts`; None for plain decoding."
         return self.counts.alpha if self.is_speculative else None
-
-    @property
-    def tokens_per_step(self) -> float | None:
-        "τ, the block efficiency: tokens emitted per round; None for plain decoding."
-        return self.counts.tau if self.is_speculative else None
 
     # --- what the times say about waiting
 
@@ -233,6 +247,11 @@ class GenerationResult:
     # --- was it faster?
 
     @property
+    def forward_time_total_ms(self) -> float: # ms; 0: not known
+        "The target's forwards after the prompt, whether they verified or not."
+        return self.verify_time_total_ms or self.decode_time_total_ms or 0.0
+
+    @property
     def plain_step(self) -> float | None: # s
         """Median time of the rounds that drafted nothing, as the layout that is fastest for plain
         decoding would have it: over `plain_factor`. None if there is none."""
@@ -250,7 +269,8 @@ class GenerationResult:
         decoding, without a round, and where no plain step is known."""
         step = plain_step or self.plain_step
         if not (self.is_speculative and self.rounds and step): return None
-        spent = self.draft_time_total_ms + self.verify_time_total_ms + self.sampling_time_total_ms
+        times = self.draft_time_total_ms, self.verify_time_total_ms, self.sampling_time_total_ms
+        spent = sum(each or 0.0 for each in times)
         return _ratio(sum(len(r.emitted) for r in self.rounds) * step, spent / 1000)
 
     # --- for people, for programs, for Jupyter
@@ -263,10 +283,20 @@ class GenerationResult:
         "The whole record, for a program."
         return json.dumps(asdict(self), allow_nan=False)
 
+    def to_json_line(self) -> str:
+        "The same with its line break, for a file of results."
+        return self.to_json() + "\n"
+
     @classmethod
     def from_json(cls, line: str) -> "GenerationResult":
         "The record back from its line; raises `InputError` if it is damaged or something else."
         return result_from_json(line)
+
+    @classmethod
+    def from_dict(cls, data: dict) -> "GenerationResult":
+        """A record from its fields, as `dataclasses.asdict` gives them, or from those that you
+        have; raises `InputError` if one is wrong."""
+        with damaged(data): return result_from_data(data, complete=False)
 
     def _repr_html_(self) -> str: return statuses_html(self)
 
@@ -287,8 +317,9 @@ def summary(result: GenerationResult) -> str: # one line
     if result.per_token_latencies:
         words.append(f"p50/p95/p99 {_in_ms(result.latency, 50, 95, 99)} ms per token")
     if result.is_speculative:
-        words += [f"acceptance rate {result.acceptance_rate:.2f}",
-                  f"{result.tokens_per_step:.2f} tokens per round in {len(result.rounds)} rounds"]
+        tau, count = result.tokens_per_step, result.num_speculation_rounds
+        words.append(f"acceptance rate {result.acceptance_rate:.2f}")
+        if tau: words.append(f"{tau:.2f} tokens per round{f' in {count} rounds' * bool(count)}")
     if result.peak_memory_mb is not None: words.append(f"peak {result.peak_memory_mb:.0f} MB")
     return f"{kind}{result.method}: " + ", ".join(words) + f" ({result.finish_reason})"
 
@@ -380,13 +411,16 @@ def int_keys(table: dict) -> dict:
     "The same table with token ids for keys, which JSON writes as text."
     return {int(token): value for token, value in table.items()}
 
-def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line holds
+def result_from_data(data: dict, # what a JSON line holds
+                     complete: bool = True, # False: fields may be left out
+                    ) -> GenerationResult:
     "The result; raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is none."
     names = [f.name for f in fields(GenerationResult)]
     missing = [name for name in names[:names.index("settings")] if name not in data]
-    check(not missing, f"it lacks {', '.join(missing)}")  # later fields came with later versions
-    rounds = [_checked(Round(**r)) for r in data["rounds"]]
-    token_text, odds = int_keys(data["token_text"]), data.get("logprobs")
+    # later fields came with later versions
+    check(not (missing and complete), f"it lacks {', '.join(missing)}")
+    rounds = [_checked(Round(**r)) for r in data.get("rounds", [])]
+    token_text, odds = int_keys(data.get("token_text", {})), data.get("logprobs")
     logprobs = None if odds is None else [int_keys(of_one) for of_one in odds]
     parts = {"rounds": rounds, "token_text": token_text, "logprobs": logprobs}
     result = _checked(GenerationResult(**data | parts))
@@ -399,12 +433,18 @@ def result_from_data(data: dict) -> GenerationResult: # data: what a JSON line h
           "tokens_before_stop is no number of its tokens")
     return result
 
+@contextmanager
+def damaged(given: object, # that the result is made of
+            expected: str = "the fields of one") -> Iterator[None]:
+    "What goes wrong while a result is made of something is an `InputError`."
+    try: yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"Not a GenerationResult ({type(error).__name__}: {error}). Expected {expected}; "
+            f"this one starts with {str(given)[:60]!r}.") from error
+
 def result_from_json(line: str, # what `to_json` wrote
                     ) -> GenerationResult:
     "The result back from its JSON line; raises `InputError` if it is damaged or something else."
-    try:
+    with damaged(line, "the JSON line that to_json() wrote"):
         return result_from_data(parse_json(line, "it", allow_nan=False))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"Not a GenerationResult ({type(error).__name__}: {error}). Expected the JSON line "
-            f"that to_json() wrote; this one starts with {str(line)[:60]!r}.") from error

@@ -1,4 +1,5 @@
 """How many guesses next: golden traces, what is learned under censoring, against hindsight, and the law of it all."""
+import copy
 from fractions import Fraction
 
 import numpy as np
@@ -98,15 +99,36 @@ def test_a_controller_given_as_K_is_not_capped(tiny):
     assert [len(r.drafted) for r in result.rounds[:15]] == [8] * 5 + [9] * 5 + [10] * 5
 
 
-def test_each_text_and_each_reset_begins_anew(tiny):
-    "The controller given is a template: nothing of one text is left for the next, nor after `reset_stats`."
+def test_a_controller_goes_on_learning_and_is_the_callers(tiny):
+    "From call to call, also streamed, until the caller resets it; the pair's own totals are another thing."
     pair, controller = Pair(tiny, ModelDrafter(packable_llama(seed=1), tiny.vocab_size)), AdaptiveLookahead(initial=8)
     def rounds(): return pair.generate([1, 2, 3], K=controller, max_new_tokens=60, ignore_eos=True).rounds
-    first, again = rounds(), rounds()
-    assert first == again and {len(r.drafted) for r in first} > {8} and pair.stats.counts.drafted > 0
+    first = rounds()
+    learned = controller.observations, controller.lookahead
+    assert learned == (len(first), learned[1]) and learned[1] < 8 == len(first[0].drafted)
+    again = rounds()
+    assert len(again[0].drafted) == learned[1] and controller.observations == len(first) + len(again)
     pair.reset_stats()
-    assert (pair.stats.counts.drafted, pair.stats.counts.rounds) == (0, 0) and rounds() == first
-    assert (controller.observations, controller.mean_accepted, controller.lookahead) == (0, 0, 8)
+    assert (pair.stats.counts.drafted, pair.stats.counts.rounds) == (0, 0) and controller.observations > len(first)
+    *_, end = pair.stream([1, 2, 3], K=controller, max_new_tokens=60, ignore_eos=True)
+    assert len(end.result.rounds[0].drafted) < 8
+    controller.reset()
+    assert rounds() == first
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_each_sequence_of_a_list_has_a_copy_of_what_a_controller_knows(tiny, batch_size):
+    "Each is decoded as it would be alone, and none teaches the others."
+    pair, controller = Pair(tiny, ModelDrafter(packable_llama(seed=1), tiny.vocab_size)), AdaptiveLookahead(initial=8)
+    how = dict(max_new_tokens=40, ignore_eos=True)
+    pair.generate([1, 2, 3], K=controller, **how)
+    before, prompts = dict(vars(controller)), [[1, 2, 3], [5, 6]]
+    several = [result for _, result in sorted(pair.results(prompts, batch_size, K=controller, **how),
+                                              key=lambda each: each[0])]
+    assert vars(controller) == before and before["observations"] > 0
+    alone = [pair.generate(prompt, K=copy.deepcopy(controller), **how) for prompt in prompts]
+    assert [r.rounds for r in several] == [r.rounds for r in alone]
+    assert len(several[0].rounds[0].drafted) == before["lookahead"]
 
 
 def test_the_controller_of_a_text_can_be_read_reset_and_replaced(tiny):
@@ -522,20 +544,16 @@ def test_a_pair_that_adapts(tiny, monkeypatch, tmp_path):
 
 
 def test_a_controller_as_K_is_the_controllers_own_K(tiny):
-    "No default K caps it; it is a template; and a result names it."
+    "No default K caps it, and a result names it."
     pair, template = specdec.Pair(tiny, tiny), AdaptiveLookahead(initial=8)
     result = pair.generate([1, 2, 3], K=template, max_new_tokens=120)
     assert [len(r.drafted) for r in result.rounds[:6]] == [8, 8, 8, 8, 8, 9]
     assert result.settings["K"] == "AdaptiveLookahead" and result.costs is None
     assert specdec.GenerationResult.from_json(result.to_json()) == result
-    assert pair.generate([1, 2, 3], K=template, max_new_tokens=120).rounds == result.rounds
-    assert template.observations == 0
+    assert template.observations == len(result.rounds)
     assert result.generated_ids == pair.generate([1, 2, 3], max_new_tokens=120, method="plain").generated_ids
     stepping = pair.generate([1, 2, 3], K=StepLookahead(3), max_new_tokens=60, temperature=1.0, seed=1)
     assert [len(r.drafted) for r in stepping.rounds[:3]] == [3, 5, 7]
-    several = pair.generate([[1, 2, 3], [5, 6]], K=template, max_new_tokens=60)
-    alone = [pair.generate(prompt, K=template, max_new_tokens=60) for prompt in ([1, 2, 3], [5, 6])]
-    assert [r.rounds for r in several] == [r.rounds for r in alone]
     for wrong in (AdaptiveLookahead, object()):  # a class, and no controller
         with pytest.raises(InputError, match="K, .*per round"): pair.generate([1, 2, 3], K=wrong)
     with pytest.raises(InputError, match=r"\"adaptive\" or AdaptiveLookahead\(\), not <class"):

@@ -1143,6 +1143,21 @@ def test_pairs_lists_the_registry():
     assert all(name in run("pairs").stdout for name in registry.list_pairs())
 
 
+def test_pairs_adds_up_a_target_and_its_draft():
+    "Parameters and gigabytes, in the pair's own dtype; in the table and of one pair."
+    rows = run("pairs").stdout.splitlines()
+    at = next(i for i, line in enumerate(rows) if "gpt2_dev" in line)
+    cells = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in rows[at:at + 3]]
+    assert [cell[2] for cell in cells] == ["1.56", "+ 0.12", "= 1.68"] and cells[0][4] == "float16"
+    needed = registry.memory_mb(registry.get_pair("gpt2_dev"), "float16")
+    assert [cell[3] for cell in cells] == [
+        f"{needed['target'] / 1e3:.2f}", f"+ {needed['draft'] / 1e3:.2f}", f"= {needed['total'] / 1e3:.2f}"]
+    said = run("pairs", "gpt2_dev").stdout
+    assert "in float16   3.12 + 0.25 = 3.36 GB for the weights" in said and "both         1,682," in said
+    alone = next(line for line in run("pairs").stdout.splitlines() if "smollm2-skip" in line)
+    assert "0.13" in alone and "+ 0.13" not in alone
+
+
 def test_fetch_says_what_is_there():
     found = json.loads(run("fetch", "--json").stdout)
     assert (

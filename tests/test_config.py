@@ -14,14 +14,11 @@ from typer.testing import CliRunner
 from helpers import examples, on_a_disk_of
 from specdec.app.cli import app
 from specdec.app.config import (
-    ELSEWHERE,
-    NOTES,
     Config,
     Decoding,
     PairSection,
     config_schema,
     config_text,
-    meant,
     read_config,
     save_config,
 )
@@ -29,6 +26,7 @@ from specdec.bench.grid import read_grid
 from specdec.engine.lossy import LossyLenience
 from specdec.errors import InputError, ModelError
 from specdec.models.files import parse_yaml, toml_lines
+from specdec.options import ELSEWHERE, NOTES, meant
 from specdec.pair import Pair
 
 FULL = Config(
@@ -312,7 +310,7 @@ KEYS = {  # theirs → ours, as somebody who comes from there would type it
     "a controller": dict(lookahead="draft_tokens", main_model_path="target", draft_model_path="draft",
                          max_speculative_tokens="draft_tokens"),
     "papers": dict(gamma="draft_tokens", K="draft_tokens"),
-    "a library for drafters": dict(acceptance_threshold="lenience", verifier="target", speculator="drafter"),
+    "a library for drafters": dict(verifier="target", speculator="drafter"),
 }
 
 
@@ -329,6 +327,16 @@ def test_a_key_of_another_system_is_translated_in_either_section(theirs, ours, f
 def test_names_of_others_lead_to_keys_of_ours():
     assert set(ELSEWHERE.values()) <= OURS and not set(ELSEWHERE) & OURS
     assert not set(NOTES) & {*ELSEWHERE, *OURS}
+
+
+@pytest.mark.parametrize("theirs, words", [
+    ("acceptance_threshold", "LossyTypical"), ("use_vllm", "specdec distill"), ("do_sample", "temperature"),
+    ("deepspeed_config_path", "accelerate launch"),
+])
+def test_a_library_for_drafters_has_keys_that_are_none_here(theirs, words, file):
+    with pytest.raises(InputError) as caught: read_config(file("a.yaml", f"decoding:\n  {theirs}: 1\n"))
+    said = str(caught.value)
+    assert f"line 2: unknown key decoding.{theirs}: " in said and words in said and "here it is lenience" not in said
 
 
 @pytest.mark.parametrize("theirs", NOTES)

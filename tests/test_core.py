@@ -2,6 +2,7 @@
 import importlib
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -351,11 +352,45 @@ def test_a_result_by_hand_needs_what_people_have():
     assert GenerationResult.from_json(r.to_json()) == r and "acceptance rate 0.50" in r.summary()
     given = GenerationResult(generated_ids=[0], per_token_latencies=[.04], total_time=.5, time_to_first_token=.3)
     assert (given.total_time, given.time_to_first_token, given.method) == (.5, .3, "plain")
-    with pytest.raises(TypeError): GenerationResult(generated_ids=[0], acceptance_rate=.5)
+    assert (given.draft_time_total_ms, given.verify_time_total_ms, given.num_speculation_rounds) == (None, None, None)
     assert GenerationResult().tokens_per_second == 0
     assert GenerationResult(generated_ids=[0] * 4, total_time=2.0).summary() == (
         "plain: 4 tokens in 2.00 s, 2.0 tokens/s (length)")  # no figure that wasn't given
 
+
+ELEVEN = dict(
+    generated_ids=[7] * 9, per_token_latencies=[.04] + [.012] * 8, total_time=.136, peak_memory_mb=812.5,
+    time_to_first_token=.04, acceptance_rate=.75, tokens_per_step=4.0, num_speculation_rounds=2,
+    draft_time_total_ms=3.0, verify_time_total_ms=90.0, sampling_time_total_ms=1.0,
+)
+
+@pytest.mark.parametrize("made", [lambda: GenerationResult(**ELEVEN), lambda: GenerationResult.from_dict(ELEVEN)],
+                         ids=["by hand", "from a dictionary"])
+def test_the_figures_of_a_run_elsewhere_are_kept(made):
+    "All eleven, rounds or no rounds; where rounds are given, what follows from them does."
+    r = made()
+    assert {name: getattr(r, name) for name in ELEVEN} == ELEVEN and r.is_speculative and r.num_tokens == 9
+    assert "acceptance rate 0.75, 4.00 tokens per round in 2 rounds" in r.summary()
+    assert r.to_json_line() == r.to_json() + "\n" and GenerationResult.from_json(r.to_json_line()) == r
+    assert GenerationResult.from_dict(asdict(r)) == r
+    known = replace(r, rounds=[Round([1, 2], 1, [1, 3])])
+    assert (known.acceptance_rate, known.tokens_per_step, known.num_speculation_rounds) == (.5, 2, 1)
+    assert "tokens per round" not in GenerationResult(acceptance_rate=.5).summary()  # no figure that wasn't given
+
+@pytest.mark.parametrize(
+    "wrong", [dict(acceptance_rate="high"), dict(total_time=None), dict(rounds=[3]), dict(speed=1)], ids=str)
+def test_a_dictionary_of_something_else_is_refused(wrong):
+    with pytest.raises(InputError, match="Not a GenerationResult"): GenerationResult.from_dict(ELEVEN | wrong)
+
+def test_plain_decoding_has_no_figures_of_drafts():
+    rounds = [Round([], 0, [2]), Round([], 0, [3])]
+    plain = example(method="plain", rounds=rounds, draft_time_total_ms=None, verify_time_total_ms=None,
+                    decode_time_total_ms=21.0)
+    names = ("acceptance_rate", "alpha", "tokens_per_step", "num_speculation_rounds", "draft_time_total_ms",
+             "verify_time_total_ms")
+    assert {name: getattr(plain, name) for name in names} == dict.fromkeys(names)
+    assert plain.forward_time_total_ms == 21 and example().forward_time_total_ms == 20 and plain.rounds == rounds
+    assert GenerationResult.from_json(plain.to_json()) == plain
 
 def test_a_line_that_lacks_a_figure_is_no_result():
     "Made by hand it may be left out; a file that lacks it was damaged."
@@ -373,7 +408,7 @@ def test_derived_figures_are_complete():
     assert [r.latency_p50, r.latency_p95, r.latency_p99] == pytest.approx(expected)
     assert "\n" not in r.summary() and "acceptance rate 0.50" in r.summary() and "length" in r.summary()
     plain = example(method="plain", rounds=[Round([], 0, [2]), Round([], 0, [3])])
-    assert plain.num_speculation_rounds == 0 and "acceptance" not in plain.summary() and "round" not in plain.summary()
+    assert plain.num_speculation_rounds is None and not re.search("acceptance|round", plain.summary())
     assert plain.acceptance_rate is plain.alpha is plain.tokens_per_step is None
 
 def test_percentiles_are_per_token_and_per_round():

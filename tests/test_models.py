@@ -41,7 +41,9 @@ from specdec.models.hub import (
     download_gguf,
     encode,
     fetch,
+    find_config,
     find_model,
+    find_tokenizer,
     installed_gguf,
     load_tokenizer,
     load_transformers,
@@ -533,9 +535,24 @@ def test_find_a_folder_by_text_or_path(folder):
 def test_impossible_names_are_input_errors(home, name):
     with pytest.raises(InputError, match="expected 'smollm2'"): find_model(name)
 
-def test_an_old_name_is_told_its_new_one(home):
-    with pytest.raises(InputError, match="on the Hugging Face hub: there it is 'openai-community/gpt2-xl'"):
-        find_model("gpt2-xl")
+@pytest.mark.parametrize("old, new", [("gpt2", "openai-community/gpt2"), ("gpt2-xl", "openai-community/gpt2-xl"),
+                                      ("distilgpt2", "distilbert/distilgpt2")])
+def test_a_bare_name_is_the_one_that_the_hub_has_moved(old, new, home, monkeypatch, tmp_path):
+    "The hub's client is asked for the new name; a folder of that name goes first."
+    import huggingface_hub
+    asked = []
+    def had(name, **wanted):
+        asked.append(name)
+        raise OSError("no hub here")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", had)
+    for find in (find_model, find_config, find_tokenizer):
+        with pytest.raises(ModelError, match=f"'{old}' could not be had"): find(old)
+    assert asked == [new] * 3
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / old).mkdir()
+    with pytest.raises(ModelError, match="no config.json"): find_model(old)
+    with pytest.raises(InputError, match="No model 'gpt3'"): find_model("gpt3")
+    assert asked == [new] * 3
 
 def test_a_missing_gguf_is_a_model_error(home):
     with pytest.raises(ModelError, match="no file missing.gguf"): find_model("missing.gguf")

@@ -50,6 +50,18 @@ def test_what_is_no_option_is_told(pair, wrong):
     with pytest.raises((TypeError, InputError), match="temprature|Options"): pair.generate([1, 2], **wrong)
 
 
+@pytest.mark.parametrize("theirs, words", [
+    ("num_assistant_tokens", "here it is K."), ("draft_tokens", "here it is K."), ("do_sample", "temperature says it"),
+    ("max_tokens", "here it is max_new_tokens."), ("acceptance_threshold", "LossyTypical"),
+    ("temprature", "did you mean temperature?"),
+])
+def test_a_keyword_of_another_system_is_translated(pair, theirs, words):
+    "As a key of a file is; before any model runs, in every call."
+    for call in (pair.generate, pair.stream, pair.generate_text, lambda p, **given: pair.results([p], **given)):
+        with pytest.raises(TypeError) as caught: call([1, 2], **{theirs: 1})
+        assert f"unexpected keyword argument '{theirs}': " in str(caught.value) and words in str(caught.value)
+
+
 def test_an_object_and_its_keywords_are_one_call(pair):
     asked = Options(temperature=1.0, max_new_tokens=12, seed=4, min_p=.01)
     one, other = pair.generate([1, 2, 3], asked), pair.generate([1, 2, 3], temperature=1.0, max_new_tokens=12, seed=4,

@@ -294,6 +294,15 @@ def test_phases_begin_and_end_by_name(ticks):
     assert lines[0][:2] == ["phase", "count"] and PhaseTimer().summary() == {}
 
 
+def test_the_phase_that_ended_last_says_its_time(ticks):
+    timer = PhaseTimer()
+    assert timer.elapsed_ms == 0
+    for seconds in (2, 5):
+        with timer.phase("step"): ticks[0] += seconds
+        assert timer.elapsed_ms == 1000 * seconds
+    assert timer.seconds("step") == 7
+
+
 def test_a_phase_runs_once_at_a_time(ticks):
     timer = PhaseTimer()
     timer.start("draft")

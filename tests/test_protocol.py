@@ -3,9 +3,12 @@ import pytest
 import torch
 
 from families import FAMILIES, OTHERS, random_model, stored, tokens
+from helpers import tiny
 from specdec.cache import KVCache
+from specdec.engine.prefix import prefill
 from specdec.errors import InputError
-from specdec.models.protocol import truncate_cache
+from specdec.models.protocol import CausalLM, CopyingCache, get_cache_length, truncate_cache
+from specdec.pair import Pair
 
 
 @pytest.mark.parametrize("name", ["tinyllama", "mistral-window", "gpt2"])
@@ -45,3 +48,66 @@ def test_copies_of_empty_caches_and_impossible_lengths():
     for wrong in (-1, 4, 1.5, None):
         with pytest.raises(InputError, match="length to keep"): truncate_cache(cache, wrong)
     with pytest.raises(InputError, match="The copy's capacity"): truncate_cache(cache, 3, 2)
+
+
+# A cache that has nothing in common with ours
+
+class TokenCache:
+    "Keeps the tokens, which are read again each time."
+    def __init__(self): self.tokens, self.copied = [], 0
+    @property
+    def length(self): return len(self.tokens)
+    def rollback(self, length): del self.tokens[length:]
+    def copy_from(self, source, length): self.tokens, self.copied = source.tokens[:length], length
+
+
+class Counted:
+    "As little as the loop asks for: it can't be copied."
+    def __init__(self): self.tokens = []
+    length = property(lambda self: len(self.tokens))
+    def rollback(self, length): del self.tokens[length:]
+
+
+class Rereader(CausalLM):
+    "A model without keys and values: around another one, which reads the whole text in each forward."
+    def __init__(self, model, kind=TokenCache):
+        self.model, self.kind, self.made = model, kind, []
+        self.vocab_size, self.context_length = model.vocab_size, model.context_length
+        self.device, self.dtype = model.device, model.dtype
+    def new_cache(self, capacity):
+        self.made.append(self.kind())
+        return self.made[-1]
+    def forward(self, ids, cache=None, last=None, layers=()):
+        cache = self.kind() if cache is None else cache
+        cache.tokens += ids[0].tolist()
+        return self.model.forward(torch.tensor([cache.tokens]), last=last or ids.shape[1])
+
+
+@pytest.mark.parametrize("kind", [TokenCache, Counted])
+@pytest.mark.parametrize(
+    "how", [dict(), dict(temperature=1.0, seed=3), dict(K="adaptive"), dict(method="plain")], ids=str)
+def test_a_foreign_cache_decodes_what_ours_does(how, kind):
+    "As target's and as draft's; alone, in a list and streamed; rejections roll it back."
+    how, prompts = dict(max_new_tokens=20, same_text=None if how.get("method") else True) | how, [[1, 5, 2], [7, 7]]
+    draft = tiny(seed=1)
+    pair = Pair(Rereader(tiny(), kind), Rereader(draft, kind))
+    due = [r.generated_ids for r in Pair(tiny(), draft).generate(prompts, **how)]
+    assert [r.generated_ids for r in pair.generate(prompts, **how)] == due
+    alone = pair.generate(prompts[0], **how)
+    assert alone.generated_ids == due[0] and (alone.method == "plain" or alone.num_rejected > 0)
+    assert all(not issubclass(type(cache), KVCache) and get_cache_length(cache) > 20 for cache in pair.target.made)
+
+
+def test_a_foreign_cache_is_read_once_and_continued_often():
+    "Nothing of the prompt is read again, and one text is nothing to the other."
+    target = Rereader(tiny())
+    pair, prompt = Pair(target, tiny(seed=1)), [1, 5, 2, 9, 4]
+    due = [pair.generate([*prompt, *more], max_new_tokens=12).generated_ids for more in ([], [3], [8, 8])]
+    known = pair.prefill(prompt)
+    assert isinstance(known.cache, CopyingCache) and known.nbytes == known.logits.nbytes
+    for _ in range(2):
+        found = [pair.generate([*prompt, *more], max_new_tokens=12, prefilled=known) for more in ([], [3], [8, 8])]
+        assert [r.generated_ids for r in found] == due and [r.prompt_reused for r in found] == [5, 5, 5]
+    assert known.cache.length == 5 and known.fork(3).copied == 5
+    with pytest.raises(InputError, match=r"Rereader can't be copied: .* copy_from\(source, length\) of Counted"):
+        prefill(Rereader(tiny(), Counted), prompt)

@@ -109,6 +109,21 @@ def test_only_what_translates_has_two_vocabularies():
     assert {name for name, spec in PAIRS.items() if spec.translates} == {"tinyllama_llama3", "phi3_llama3"}
 
 
+def test_names_of_other_registries():
+    spec = get_pair("gpt2_dev")
+    assert (spec.target_model_id, spec.draft_model_id) == ("openai-community/gpt2-xl", "openai-community/gpt2")
+    assert get_pair("smollm2").draft_model_id is None
+
+
+def test_parameters_add_up():
+    "Two models do, also one model twice; layers that are left out are the target's own."
+    def numbers(name): return known_about(get_pair(name))["parameters"]
+    llama = MODELS["meta-llama/Meta-Llama-3-8B-Instruct"].shape.parameters
+    assert numbers("llama3_self") == dict(target=llama, draft=llama, total=2 * llama)
+    gpt2, skip = numbers("gpt2_dev"), numbers("smollm2-skip")
+    assert gpt2["total"] == gpt2["target"] + gpt2["draft"] and skip["total"] == skip["target"] > skip["draft"] > 0
+
+
 def test_memory_by_dtype():
     shape = MODELS["meta-llama/Meta-Llama-3-8B-Instruct"].shape
     assert weights_mb(shape, "float32") == 2 * weights_mb(shape, "bfloat16") == 4 * shape.parameters / 1e6
@@ -128,7 +143,8 @@ def test_memory_by_dtype():
 def test_facts_are_plain_data(name):
     facts = known_about(get_pair(name))
     assert json.loads(json.dumps(facts)) | dict(skip=()) == facts | dict(skip=())
-    assert facts["parameters"]["target"] > 1e8 and set(facts["memory_mb"]) == {"float32", "bfloat16", "int4"}
+    own = get_pair(name).own_dtype
+    assert facts["parameters"]["target"] > 1e8 and set(facts["memory_mb"]) == {"float32", "bfloat16", "int4", own}
     assert facts["licences"][get_pair(name).target] in (
         "apache-2.0", "mit", "llama3", "llama3.1", "llama3.2", "llama3.3")
     assert all("meta-llama/" in model and address == page(model) for model, address in facts["to_ask_for"].items())
@@ -136,7 +152,7 @@ def test_facts_are_plain_data(name):
 
 def test_a_pair_of_ones_own():
     facts = known_about(PairSpec("my/model", "my/draft"))
-    assert facts["parameters"] == dict(target=None, draft=None) and facts["memory_mb"]["int4"] is None
+    assert facts["parameters"] == dict(target=None, draft=None, total=None) and facts["memory_mb"]["int4"] is None
     assert facts["licences"] == {} and facts["to_ask_for"] == {} and not facts["translates"]
 
 

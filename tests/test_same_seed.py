@@ -1,5 +1,6 @@
 """The same seed gives the same text, whatever the clock says: it decides where it can't change a token. Elsewhere a
 first call takes prices, before anything is decoded, and keeps them."""
+import copy
 import dataclasses
 import random
 import time
@@ -60,6 +61,7 @@ def known(result):
 def told(made, **settings):
     "What becomes of one prompt, of a list, and of a stream that is read to its end."
     settings = dict(max_new_tokens=16, ignore_eos=True, seed=3) | settings
+    if "K" in settings: settings["K"] = copy.deepcopy(settings["K"])  # a controller remembers what it was told before
     pair = made()
     one = [pair.generate(PROMPTS[0], **settings) for _ in range(2)]
     several = pair.generate(PROMPTS, batch_size=2, **settings)

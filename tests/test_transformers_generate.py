@@ -132,6 +132,79 @@ def test_a_batch_with_padding_on_the_left(llama):
                 generate(llama, ids, attention_mask=wrong.to(kind))
 
 
+def batch(*prompts):
+    "Ids and mask, padded on the left."
+    width = max(map(len, prompts))
+    return (torch.tensor([[0] * (width - len(p)) + p for p in prompts]),
+            torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts]))
+
+
+TEXTS = [1, 17, 42, 5, 17, 42], [9, 8], [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("drafter", [None, "the target", "another"])
+def test_a_batch_shares_forwards(drafter, llama, draft):
+    "As many rounds as its longest sequence has, and a forward for each prompt; each text is the library's."
+    ids, mask = batch(*TEXTS)
+    how = dict(drafter={"the target": llama, "another": draft}.get(drafter, drafter), K=4)
+    generate(llama, ids, attention_mask=mask)  # tried once
+    def forwards(ids, mask):
+        seen, inner = [], llama.forward
+        def watched(*args, **named):
+            if named["input_ids"].shape[1] > 1 or drafter is None: seen.append(len(named["input_ids"]))
+            return inner(*args, **named)
+        llama.forward = watched
+        try: return generate(llama, ids, attention_mask=mask, **how), seen
+        finally: del llama.forward
+    if drafter == "the target": how["drafter"] = copy.deepcopy(llama)  # whose forwards aren't counted
+    found, together = forwards(ids, mask)
+    assert torch.equal(found, generate(llama, ids, ours=None, attention_mask=mask))
+    alone = [forwards(*batch(text))[1] for text in TEXTS]
+    assert together[:3] == [1, 1, 1] and set(together[3:]) <= {1, 2, 3} and 3 in together
+    assert len(together) <= max(map(len, alone)) + 2 < sum(map(len, alone))
+
+
+@pytest.mark.parametrize("name", ["tinyllama", "qwen3", "phi3", "gpt2", "mistral-window"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_sequence_is_the_same_in_any_company(name, sampled, monkeypatch):
+    "Together, one after another: the same tokens, greedy and drawn. A window is read alone."
+    model, (ids, mask) = random_model((FAMILIES | OTHERS)[name]), batch(*TEXTS)
+    model.generation_config.eos_token_id = None
+    how = dict(attention_mask=mask, drafter=model, K=3) | (dict(SAMPLED, max_new_tokens=12) if sampled else {})
+    assert home.reads_together(TransformersLM(model)) is (name != "mistral-window")
+    torch.manual_seed(3)
+    together = generate(model, ids, **how)
+    monkeypatch.setattr(home, "reads_together", lambda target: False)
+    torch.manual_seed(3)
+    assert torch.equal(generate(model, ids, **how), together)
+
+
+def test_sequences_of_a_batch_end_by_themselves(llama):
+    "At an end of the text, or where a criterion says so; the others go on, and the rest is padding."
+    ids, mask = batch(*TEXTS)
+    end = generate(llama, ids, ours=None, attention_mask=mask)[1, 6 + 4].item()
+    how = dict(attention_mask=mask, eos_token_id=end)
+    found = generate(llama, ids, drafter=llama, **how)
+    assert torch.equal(found, generate(llama, ids, ours=None, **how)) and (found[:, 6:] == end).any(1).sum() >= 1
+    def short(ids, scores, **named): return torch.full((len(ids),), bool(ids.shape[1] > 6 + 3 + (ids[0, 0] == 0)))
+    stop = dict(attention_mask=mask, stopping_criteria=StoppingCriteriaList([short]))
+    assert (generate(llama, ids, **stop)[:, 6:] != 0).sum(1).tolist() == [4, 5, 5]
+
+
+@pytest.mark.parametrize("change", ["a mask that is left out", "positions that are left out"])
+def test_a_module_that_reads_a_batch_otherwise_reads_alone(change, llama):
+    "It is tried on two texts before a batch is trusted to it."
+    odd, name = copy.deepcopy(llama), "attention_mask" if "mask" in change else "position_ids"
+    inner = odd.forward
+    def forward(input_ids=None, attention_mask=None, position_ids=None, **named):
+        given = dict(attention_mask=attention_mask, position_ids=position_ids) | {name: None}
+        return inner(input_ids=input_ids, **given, **named)
+    odd.forward = forward
+    assert home.reads_together(TransformersLM(llama)) and not home.reads_together(TransformersLM(odd))
+    ids, mask = batch(*TEXTS)
+    assert torch.equal(generate(odd, ids, attention_mask=mask), generate(llama, ids, attention_mask=mask))
+
+
 def test_a_module_that_is_trained_is_in_training_afterwards(draft):
     "Each part as it was: one may be frozen. Also after an error, and the module that drafts."
     trained, drafts = copy.deepcopy(draft).train(), copy.deepcopy(draft).train()

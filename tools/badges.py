@@ -6,8 +6,9 @@
 - A badge under the title opens the notebook in Colab, as it was when the version in settings.ini was released; beside
   it stands the module that the notebook builds.
 - An install cell, hidden on the site, does something only where `specdec` isn't installed: in Colab, in Kaggle, or
-  where the file lies alone. It installs that same version and fetches the default model. For the few notebooks that
-  read the repository's files it takes a copy of that version as well.
+  where the file lies alone. It installs that same version, or the repository as it is where the index has no such
+  release, and fetches the default model. For the few notebooks that read the repository's files it takes a copy of
+  them as well.
 - The kernel, so that Jupyter need not ask for one.
 - What the site hides or folds, JupyterLab folds: set-up, imports, tests, drawing.
 
@@ -105,14 +106,19 @@ def install(notebook: str,
     """The code that makes a machine ready which has only Jupyter and this file: the package with what notebooks use
     besides, the default model, and the repository's files if need be; all of one version."""
     user, repo, distribution, version = released()
+    there = f"https://github.com/{user}/{repo}"
     lines = [
         "#| hide", "#| eval: false",
-        "import sys", "from importlib.util import find_spec", "",
+        "import sys", "from importlib import invalidate_caches", "from importlib.util import find_spec", "",
         'if find_spec("specdec") is None:  # in Colab, in Kaggle, or where this file lies alone',
         f'    %pip install --quiet "{distribution}[notebooks]=={version}"',
+        "    invalidate_caches()",
+        '    if find_spec("specdec") is None:  # the index has no such release: the repository as it is',
+        f'        %pip install --quiet "{distribution}[notebooks] @ git+{there}"',
         '    !"{sys.executable}" -m specdec fetch']
+    clone = "git clone --quiet --depth 1"
     if files: lines += [
-        f"    !git clone --quiet --depth 1 --branch v{version} https://github.com/{user}/{repo}",
+        f"    !{clone} --branch v{version} {there} || {clone} {there}",
         f"    %cd {repo}/{Path('nbs', notebook).parent.as_posix()}"]
     return "\n".join(lines)
 

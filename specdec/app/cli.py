@@ -196,6 +196,7 @@ PromptOrNone = Annotated[str | None, _prompt]
 PairName = Annotated[str | None, _model(
     show_default="smollm2", help="A registered pair; specdec pairs lists them.")]
 AnyTarget = Annotated[str | None, _model(
+    "--target", "--model",
     help="In place of a pair, any model: smollm2, a folder, a .gguf file, or org/name on the hub.")]
 AnyDraft = Annotated[str | None, _model(
     show_default="the best that is there",
@@ -629,14 +630,22 @@ def compare(
 # %% ../../nbs/use/07_cli.ipynb #43773ffd
 def pair_rows(found: dict) -> list[list[str]]: # name → specdec.app.registry.PairSpec
     "The table of `specdec pairs`."
-    from specdec.app.registry import memory_mb
+    from specdec.app.registry import known_about
     rows = []
     for name, spec in found.items():
-        needed = memory_mb(spec, "bfloat16")
-        size = f"{needed['total'] / 1000:.1f}" if needed else ""
-        models = f"{spec.target}\n+ {spec.drafts}"
-        rows.append([name, models, size, str(spec.K), "yes" if spec.to_ask_for else ""])
+        facts, dtype = known_about(spec), spec.own_dtype
+        needed, numbers = facts["memory_mb"][dtype] or {}, facts["parameters"]
+        rows.append([name, f"{spec.target}\n+ {spec.drafts}\n", added(numbers, 1e9),
+                     added(needed, 1e3), dtype, str(spec.K), "yes" if spec.to_ask_for else ""])
     return rows
+
+def added(parts: dict, unit: float) -> str: # three lines; parts: target, draft and total
+    "A target's number, its draft's, and both together; one alone, where the draft has none."
+    if not parts.get("target"): return ""
+    draft, total = parts["draft"], parts["total"]
+    alone = f"{parts['target'] / unit:.2f}"
+    if not draft or total == parts["target"]: return alone
+    return f"{alone}\n+ {draft / unit:.2f}\n= {total / unit:.2f}"
 
 def fact_lines(facts: dict) -> str: # of `known_about`
     "What is known about a pair, a line for each fact."
@@ -645,7 +654,8 @@ def fact_lines(facts: dict) -> str: # of `known_about`
         return part, name if number is None else f"{name}, {number:,} parameters"
 
     lines = [sized("target", facts["target"]), sized("draft", facts["drafts"])]
-    lines += [(f"in {dtype}", f"{needed['total'] / 1000:.1f} GB for the weights of both")
+    if total := facts["parameters"]["total"]: lines.append(("both", f"{total:,} parameters"))
+    lines += [(f"in {dtype}", f"{' '.join(added(needed, 1e3).split())} GB for the weights")
               for dtype, needed in facts["memory_mb"].items() if needed]
     lines += [("licence", f"{licence}: {model}") for model, licence in facts["licences"].items()]
     lines += [("to ask for", f"{model}, at {page}") for model, page in facts["to_ask_for"].items()]
@@ -676,9 +686,10 @@ def pairs(
     if as_json:
         return typer.echo(json.dumps({n: known_about(spec) for n, spec in found.items()}))
     if name: return typer.echo(shown(fact_lines(known_about(found[name]))))
-    print_table(["pair", "target and draft", "GB", "K", "ask"], pair_rows(found))
-    typer.echo("GB: weights in bfloat16. ask: a model has to be asked for. specdec pairs NAME says"
-               " where, and all else.", err=True)
+    print_table(["pair", "target and draft", "billions", "GB", "in", "K", "ask"], pair_rows(found))
+    typer.echo("billions of parameters, and GB of weights, of the target + the draft = both. in:"
+               " the dtype that the pair is meant for on a GPU. ask: a model has to be asked for."
+               " specdec pairs NAME says where, and all else.", err=True)
 
 # %% ../../nbs/use/07_cli.ipynb #50c0d4fe
 @app.command()
@@ -1122,7 +1133,8 @@ def ollama(
 def prompt_rows(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
     "The table of `specdec prompts`."
     def spread(lengths: dict) -> str:
-        return f"{lengths['least']} … {lengths['median']:g} … {lengths['most']}"
+        return (f"{lengths['least']} … {lengths['median']:g} … {lengths['most']},"
+                f" {lengths['mean']:.1f}")
     parts = statistics["domains"] | {"all": statistics}
     return [[name, str(part["prompts"]), spread(part["words"]), spread(part["tokens"])]
             for name, part in parts.items()]
@@ -1131,6 +1143,7 @@ def prompt_rows(statistics: dict) -> list[list[str]]: # of `prompt_statistics`
 @examples(
     "specdec prompts",
     "specdec prompts --source public --target Qwen/Qwen2.5-0.5B-Instruct --out prompts.jsonl",
+    "specdec prompts --out prompts.jsonl --quick quick.jsonl",
     "specdec prompts --source questions.jsonl --json")
 def prompts(
     source: Annotated[str, typer.Option(
@@ -1140,22 +1153,26 @@ def prompts(
         help="Whose tokens to count: smollm2, a folder, a .gguf file, or org/name.")] = "smollm2",
     out: Annotated[Path | None, typer.Option(
         help="Write them to this file: JSON lines with id, domain, tokens and text.")] = None,
+    quick: Annotated[Path | None, typer.Option(
+        help="Write the first five of each domain to this one, for quick runs.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the prompts to measure on, and write them to a file: 150 in three domains, those of
+    """Count the prompts to measure on, and write them to files: 150 in three domains, those of
     public sets, or your own.
 
     A file of your own has one line of JSON for each prompt, such as
     {"text": "Why is the sky blue?", "domain": "science"}."""
     from specdec.bench.prompts import PromptDataset, prompt_statistics, prompts_place, save_prompts
     from specdec.models.hub import find_tokenizer, load_tokenizer
-    if out: prompts_place(out)
+    check(out is None or out != quick, "--out and --quick are the same file: give another one.")
+    for path in filter(None, (out, quick)): prompts_place(path)
     tokenizer = or_rebuild(lambda: load_tokenizer(find_tokenizer(target)), target)
     dataset = PromptDataset.load(source, tokenizer)
     if out: save_prompts(dataset, out, tokenizer)
+    if quick: save_prompts(dataset.first(5), quick, tokenizer)
     found = prompt_statistics(dataset, tokenizer)
     if as_json: return typer.echo(json.dumps(found))
-    titles = ["domain", "prompts", "words: least … median … most", "tokens"]
+    titles = ["domain", "prompts", "words: least … median … most, mean", "tokens"]
     print_table(titles, prompt_rows(found))
     for domain, where in dataset.sources.items(): typer.echo(shown(f"{domain}: {where}"), err=True)
 
@@ -1181,13 +1198,14 @@ def bench_json(outcome) -> str: # a specdec.bench.run.Measured
 
 # %% ../../nbs/use/07_cli.ipynb #b3nrun03
 @bench.command(cls=RayCommand)
-@examples("specdec bench run configs/quick.yaml --out quick.jsonl",
+@examples("specdec bench run configs/quick.yaml",
           "specdec bench run configs/table.yaml --out table.jsonl --log-json",
           "specdec bench run configs/table.yaml --out table.jsonl --ray 10.0.0.1:6379")
 def run(
     config: Annotated[Path, typer.Argument(
         metavar="CONFIG", help="What to measure, a .yaml or .toml file; configs/ has examples.")],
     out: Annotated[Path | None, typer.Option(
+        show_default="results/CONFIG.jsonl",
         help="Keep each run as a line of this file, and skip those it holds.")] = None,
     log_json: Annotated[bool, typer.Option(
         "--log-json", help="What happens, as JSON lines on standard error.")] = False,
@@ -1201,6 +1219,9 @@ def run(
     from specdec.bench.grid import read_grid
     from specdec.bench.run import bench_run, in_turn, json_logs, over_ray, run_text
     grid = read_grid(config)
+    if out is None:
+        out = Path("results", f"{config.stem}.jsonl")
+        out.parent.mkdir(exist_ok=True)
     spread = in_turn if ray is None else over_ray(ray)
     if ray and not grid.timing: typer.echo("Only acceptance is measured, so cells share machines.",
                                            err=True)
@@ -1208,6 +1229,8 @@ def run(
         with json_logs() if log_json else nullcontext(): return bench_run(grid, out, spread)
     outcome = or_rebuild(measured, "smollm2")
     typer.echo(bench_json(outcome) if as_json else shown(run_text(outcome)))
+    said = f"{len(outcome.records)} runs, {outcome.made} of them new, in {out}"
+    typer.echo(shown(said), err=True)
     stop_if(not outcome.complete)
     if outcome.failed and not outcome.records:
         raise ModelError("Every run failed, so nothing was measured: above is why.")
@@ -1275,7 +1298,7 @@ def export(
 
 # %% ../../nbs/use/07_cli.ipynb #be9c0r03
 @bench.command()
-@examples("specdec bench report results.jsonl --out report",
+@examples("specdec bench report results/quick.jsonl",
           "specdec bench report --compare before.jsonl after.jsonl --out report")
 def report(
     results: Annotated[Path | None, typer.Argument(
@@ -1284,7 +1307,7 @@ def report(
         metavar="A B", help="In place of RESULTS: two such files, side by side.")] = None,
     out: Annotated[Path, typer.Option(
         help="A folder for report.html and report.md; made where it is missing.",
-    )] = Path("report"),
+    )] = Path("figures"),
 ) -> None:
     """Make a page and a summary of what specdec bench run measured: speed-ups, acceptance,
     latencies, where the time goes, predicted against measured, each with its interval.

@@ -25,7 +25,7 @@ from ..models.files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lin
 from ..models.files import place_for, written_whole
 from .registry import get_pair
 from ..engine.lossy import LossyLenience
-from ..options import METHODS, in_files
+from ..options import IN_A_GRID, METHODS, NOTES, as_key, in_files, meant, twin
 
 # %% ../../nbs/use/09_config.ipynb #3b49e084
 class _Section(BaseModel):
@@ -173,77 +173,6 @@ def decoding_of(settings: dict, # arguments of `Pair.generate`, or `GenerationRe
         wrong = error.errors()[0]
         raise InputError(f"{wrong['loc'][0]} can't be kept in a file: {wrong['msg']}.") from error
 
-# %% ../../nbs/use/09_config.ipynb #b65d5c78
-_THEIRS = {  # ours: the names of others
-    "draft_tokens": "K k gamma lookahead speculate_k num_draft_tokens max_draft_tokens n_draft"
-                    " num_assistant_tokens num_speculative_tokens max_speculative_tokens draft_max"
-                    " speculative_tokens prompt_lookup_num_tokens draft_n_max spec_draft_n_max"
-                    " speculative_num_steps",
-    "max_new_tokens": "max_tokens n_predict max_length max_gen_len max_completion_tokens",
-    "temperature": "temp",
-    "stop": "stop_strings stop_sequences stop_words",
-    "seed": "random_seed rng_seed",
-    "lenience": "acceptance_threshold lossy_threshold posterior_threshold typical_acceptance",
-    "name": "pair_name model_pair",
-    "target": "model target_model main_model base_model verifier model_path main_model_path"
-              " target_model_path model_name target_model_name model_name_or_path checkpoint_path",
-    "draft": "assistant_model draft_model model_draft speculative_model draft_model_path"
-             " draft_model_name draft_checkpoint_path speculative_draft_model_path",
-    "drafter": "speculator speculator_path ea_model_path draft_head",
-    "lookup": "ngram prompt_lookup",
-    "dtype": "torch_dtype precision target_dtype",
-    "draft_dtype": "draft_torch_dtype draft_precision",
-    "device": "device_map",
-}
-ELSEWHERE = {theirs: ours for ours, names in _THEIRS.items() for theirs in names.split()}
-_IN_A_GRID = {"draft_tokens": "K", "temperature": "temperatures", "dtype": "dtypes",
-              "name": "pairs"} # where a file lists several of what a configuration has one of
-
-def _noted(note: str, names: str) -> dict[str, str]: return dict.fromkeys(names.split(), note)
-
-NOTES = { # the names of others that are no key here
-    "speculative_num_draft_tokens": "here it is draft_tokens, and one less: SGLang counts the"
-                                    " round's first token as well.",
-    "assistant_early_exit": "here it is skip, the layers that the draft leaves out.",
-} | _noted("temperature says it: 0 is greedy, and anything above samples.",
-           "do_sample greedy sampling sample_strategy sampling_strategy") \
-  | _noted("the temperature chooses a lossless rule; the one key for a lossy rule is lenience.",
-           "verify verification verification_strategy") \
-  | _noted("draft_tokens: adaptive drafts as many as pay; a controller of your own is an argument"
-           " in Python, K=AdaptiveLookahead(…).",
-           "adaptive adaptive_lookahead initial_lookahead min_lookahead max_lookahead"
-           " cooldown_steps num_assistant_tokens_schedule") \
-  | _noted("in Python it is NGramDrafter(longest=…).",
-           "max_matching_ngram_size prompt_lookup_max prompt_lookup_min") \
-  | _noted("dtype: int8 and int4 keep weights in eight and in four bits.",
-           "quantization load_in_4bit load_in_8bit") \
-  | _noted("what is sampled from is shaped by temperature, top_k, top_p and min_p only.",
-           "num_beams repetition_penalty presence_penalty frequency_penalty typical_p") \
-  | _noted("keys and values are always kept.", "use_cache") \
-  | _noted("a model brings its own.", "tokenizer tokenizer_path eos_token_id pad_token_id") \
-  | _noted("it is said with the prompts: specdec generate --prompts FILE --config FILE"
-           " --batch-size N.", "batch_size prompt prompts max_batch_size") \
-  | _noted("one device decodes.", "tensor_parallel_size speculative_draft_tensor_parallel_size"
-           " draft_tensor_parallel_size gpu_memory_utilization")
-
-def as_key(name: str) -> str: return name.lstrip("-").replace("-", "_")  # of an option
-
-def twin(key: str) -> str: # "": there is none
-    "Our name for what others call so."
-    return ELSEWHERE.get(as_key(key), ELSEWHERE.get(as_key(key).lower(), ""))
-
-def meant(key: str, known: list[str], # the keys that this section has
-         ) -> str:
-    "What an unknown key may stand for."
-    key, ours = as_key(key), twin(key)
-    if key in known: return f"did you mean {key}?"
-    for name in (ours, _IN_A_GRID.get(ours)):
-        if name in known: return f"here it is {name}."
-    if key in NOTES: return NOTES[key]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}."
-
-
 # %% ../../nbs/use/09_config.ipynb #89128ed0
 def section_at(kind: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
     "The section that a path of keys leads to."
@@ -271,7 +200,7 @@ def told(error: Mapping, # of pydantic's
         if isinstance(error["input"], Mapping) and len(path) == 1 and sections and key not in NOTES:
             return f"{where}unknown section {name}: expected {' or '.join(sections)}."
         near = difflib.get_close_matches(as_key(key), homes, n=1)
-        known_here = {ours, _IN_A_GRID.get(ours)} & {*known} or as_key(key) in NOTES
+        known_here = {ours, IN_A_GRID.get(ours)} & {*known} or as_key(key) in NOTES
         if near and not known_here and not difflib.get_close_matches(key, known, n=1):
             return (f"{where}unknown key {name}: did you mean {near[0]}, in the section"
                     f" {homes[near[0]]}?")

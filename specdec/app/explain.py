@@ -142,7 +142,7 @@ def of_results(results: Iterable[GenerationResult],
     "Our own results; raises `InputError` if none of them drafted."
     results, plain = [r for r in results if r.num_drafted], list(plain)
     times = (t for r in (*results, *plain)
-             for t in (r.draft_time_total_ms, r.plain_factor, *r.round_latencies))
+             for t in (r.draft_time_total_ms or 0, r.plain_factor, *r.round_latencies))
     check(all(0 <= to_number(t) <= _MOST for t in times),
           "The times of these results can't be a run's: expected seconds, and ms, from 0 on.")
     check(bool(results), "Nothing was drafted in these results, so there is nothing to explain: "

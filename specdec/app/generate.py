@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +22,15 @@ from ..drafters.base import (Draft, Drafter, DrafterBase, DraftState, WrapperDra
 from ..drafters.colder import TemperatureScaledState
 from ..drafters.load import is_drafter, model_drafter, named
 from ..drafters.lookup import NGramDrafter, SuffixDrafter
+from ..engine.profiling import PhaseTimer
+from ..engine.request import Request
 from ..errors import check, require_int
-from ..loop import speculate, up_to_end
+from ..loop import commit, decide, draft, serve, start, up_to_end
 from ..models.protocol import CausalLM, WrapperLM
-from ..models.transformers import TransformersLM, evaluating
+from specdec.models.transformers import (
+    TransformersLM, cache_argument, evaluating, is_off, trial_text, windows,
+)
+from ..result import Round
 from ..sampling import RandomSource, SamplingParams, SeededRandom, probabilities
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
@@ -136,16 +142,23 @@ class ProcessedLM(WrapperLM):
         start = cache.length
         if not self.tokens and start: # the first tokens of the prompt were read by the caller
             self.tokens, ids = ids[0, :start].tolist(), ids[:, start:]
-        del self.tokens[start:]  # what was rolled back
-        self.tokens += ids[0].tolist()
         output = self.model.forward(ids, cache, last=last, layers=layers)
-        read = (output[0] if layers else output)[0].to(torch.float32, copy=True)
+        done = self.processed(start, ids[0].tolist(), (output[0] if layers else output)[0])
+        return (done[None], output[1]) if layers else done[None]
+
+    def processed(self, start: int,      # tokens that the cache held before
+                  ids: list[int],        # that were read
+                  logits: Tensor) -> Tensor: # of the last ones of them, [n, V], both
+        "What the processors make of a forward's logits."
+        del self.tokens[start:]  # what was rolled back
+        self.tokens += ids
+        read = logits.to(torch.float32, copy=True)
         text = torch.tensor([self.padding + self.tokens], device=read.device)
         done = process(self.processors, text, read.clone(), self.row, self.count)
         if self.keeps:
             first = len(self.tokens) - len(read) + 1
             self.rows |= {first + i: (read[i], done[i]) for i in range(len(read))}
-        return (done[None], output[1]) if layers else done[None]
+        return done
 
 # %% ../../nbs/engine/20_generate.ipynb #tfg00016
 # candidate generators whose logits are, by a test, what they sample from
@@ -346,24 +359,113 @@ class Continued:
     # logits before and after processors, of each emitted token
     rows: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-def decode(target: ProcessedLM, drafter: Drafter, sequence: Continued, prompt: list[int],
-           K: int, sampling: SamplingParams, rng: RandomSource, stops: Callable,
-           ends: frozenset[int], with_scores: bool) -> Iterator[list[int]]: # tokens of each round
+def take(sequence: Continued, target: ProcessedLM, emitted: list[int], stops: Callable,
+         with_scores: bool) -> tuple[list[int], bool]: # what was taken; whether it ends here
+    "Put the tokens of a round into the buffer, up to where a stopping criterion says so."
+    ids, taken = sequence.buffer, []
+    for token in emitted:
+        if target.keeps:
+            sequence.rows.append(target.rows.pop(sequence.length - len(target.padding)))
+        ids[0, sequence.length] = token
+        sequence.length += 1
+        taken.append(token)
+        scores = tuple(after[None] for _, after in sequence.rows) if with_scores else None
+        if bool(stops(ids[:, :sequence.length], scores).all()): return taken, True
+    return taken, False
+
+def decode(request: Request, sequence: Continued, stops: Callable,
+           with_scores: bool) -> Iterator[list[int]]: # tokens of each round
     "Fill the buffer, up to where a stopping criterion says so, or the buffer or the context ends."
-    ids, pads = sequence.buffer, sequence.length - len(prompt)
-    room = ids.shape[1] - sequence.length
-    for r in speculate(target, drafter, prompt, sampling, rng, K, room, ends):
-        emitted, done = [], False
-        for token in r.emitted:
-            if target.keeps: sequence.rows.append(target.rows.pop(sequence.length - pads))
-            ids[0, sequence.length] = token
-            sequence.length += 1
-            emitted.append(token)
-            scores = tuple(after[None] for _, after in sequence.rows) if with_scores else None
-            done = bool(stops(ids[:, :sequence.length], scores).all())
-            if done: break
-        yield emitted
+    assert isinstance(request.target, ProcessedLM)
+    for r in serve(request.target, request, PhaseTimer(request.target.device)):
+        taken, done = take(sequence, request.target, r.emitted, stops, with_scores)
+        yield taken
         if done: break
+
+# %% ../../nbs/engine/20_generate.ipynb #tfg0020d
+def side_by_side(parts: Sequence[Tensor | None], # a layer's keys or values, [1, heads, room, size]
+                 lengths: list[int]              # positions that are filled
+                ) -> Tensor: # [sequences, heads, longest, size]
+    "What stands before, with zeros behind what is shorter."
+    held = [part for part in parts if part is not None] # all of them: the prompts were read
+    _, heads, _, size = held[0].shape
+    whole = held[0].new_zeros(len(held), heads, max(lengths), size)
+    for row, part, length in zip(whole, held, lengths): row[:, :length] = part[0, :, :length]
+    return whole
+
+@torch.inference_mode()
+def read_together(target: TransformersLM,
+                  new: list[list[int]],    # tokens that follow each sequence
+                  caches: list[KVCache],   # of each: it grows by these
+                  layers: Sequence[int] = (), # also return these hidden states
+                 ) -> list[tuple[Tensor, Tensor | None]]: # of each: logits [n, V]; [n, F] or None
+    "One forward of a module over the new tokens of several sequences."
+    from transformers import DynamicCache
+    sizes, starts = [len(tokens) for tokens in new], [cache.length for cache in caches]
+    before, T = max(starts), max(sizes)
+    ids = torch.zeros(len(new), T, dtype=torch.long)
+    mask = torch.zeros(len(new), before + T, dtype=torch.long)
+    for i, tokens in enumerate(new):
+        ids[i, :sizes[i]] = torch.tensor(tokens)
+        mask[i, :starts[i]] = mask[i, before:before + sizes[i]] = 1
+    at = (torch.tensor(starts)[:, None] + torch.arange(T)).clamp(max=target.context_length - 1)
+    held: Any = DynamicCache()
+    for i in range(len(caches[0].keys)):
+        keys, values = [c.keys[i] for c in caches], [c.values[i] for c in caches]
+        held.update(side_by_side(keys, starts), side_by_side(values, starts), i)
+    output = target.model(
+        input_ids=ids.to(target.device), attention_mask=mask.to(target.device),
+        position_ids=at.to(target.device), use_cache=True, output_hidden_states=bool(layers),
+        **{cache_argument(target.model): held})
+    found: list[tuple[Tensor, Tensor | None]] = []
+    for row, (cache, size) in enumerate(zip(caches, sizes)):
+        kept = slice(before, before + size)
+        for i, layer in enumerate(held.layers):
+            cache.append(i, layer.keys[row:row + 1, :, kept], layer.values[row:row + 1, :, kept])
+        states = [output.hidden_states[i][row, :size] for i in layers]
+        found.append((output.logits[row, :size], torch.cat(states, -1) if states else None))
+    return found
+
+_TOGETHER: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary() # whether it came out right
+
+def reads_together(target: TransformersLM) -> bool:
+    "Whether one forward of a module may read several sequences; it is tried once, on two texts."
+    wanted = {"attention_mask", "position_ids"} <= target.arguments
+    if target.has_states or windows(target.config) or not wanted: return False
+    if target.model not in _TOGETHER:
+        text = trial_text(target)[0].tolist()
+        texts, news = (text, text[2:-2]), (2, 1)
+        due = [target.forward(torch.tensor([each]))[0, -n:] for each, n in zip(texts, news)]
+        caches = [target.new_cache(len(text)) for _ in texts]
+        for each, n, cache in zip(texts, news, caches):
+            target.forward(torch.tensor([each[:-n]]), cache)
+        found = read_together(target, [each[-n:] for each, n in zip(texts, news)], caches)
+        _TOGETHER[target.model] = not any(
+            is_off(target, logits, want) for (logits, _), want in zip(found, due))
+    return _TOGETHER[target.model]
+
+def decode_together(target: TransformersLM, requests: list[Request], sequences: list[Continued],
+                    stops: Callable) -> None:
+    "Fill all buffers, each up to its own end; rounds after the prompts share forwards."
+    timer = PhaseTimer(target.device)
+    def took(i: int, r: Round) -> None:
+        wrapped = requests[i].target
+        assert isinstance(wrapped, ProcessedLM)
+        requests[i].ended |= take(sequences[i], wrapped, r.emitted, stops, False)[1]
+
+    for i, request in enumerate(requests):
+        cache = request.target.new_cache(request.capacity)
+        for r in start(request.target, request, cache, timer): took(i, r)
+    while running := [i for i, request in enumerate(requests) if not request.is_over]:
+        some = [requests[i] for i in running]
+        drafts, lengths = [draft(request) for request in some], [r.cache.length for r in some]
+        new = [[request.tokens[-1], *each.tokens] for request, each in zip(some, drafts)]
+        outputs = read_together(target, new, [r.cache for r in some], some[0].drafter.layers)
+        for i, each, length, ids, (logits, features) in zip(running, drafts, lengths, new, outputs):
+            request, wrapped = requests[i], requests[i].target
+            assert isinstance(wrapped, ProcessedLM)
+            output = wrapped.processed(length, ids, logits), features
+            took(i, commit(request, each, output, decide(request, each, output)))
 
 # %% ../../nbs/engine/20_generate.ipynb #tfg00022
 def decode_all(model, input_ids: Tensor, logits_processor: Sequence[Callable], stopping_criteria,
@@ -402,17 +504,21 @@ def decode_all(model, input_ids: Tensor, logits_processor: Sequence[Callable], s
     ends = [int(end) for criterion in stopping_criteria
             for end in getattr(criterion, "eos_token_id", ())]
     held = cache if cache is not None and cache.get_seq_length() else None
-    sequences = []
+    sequences, requests = [], []
     try:
         if streamer is not None: streamer.put(input_ids.cpu())
         for i, (ids, pad) in enumerate(zip(input_ids, pads)):
             wrapped = ProcessedLM(target, logits_processor, input_ids, i, pad, held, keeps)
-            buffer = torch.cat([ids, ids.new_zeros(limit - width)])[None]
-            sequences.append(Continued(buffer, width))
-            prompt = ids[pad:].tolist()
-            for emitted in decode(wrapped, drafter, sequences[-1], prompt, K, sampling, rng,
-                                  stopping_criteria, frozenset(ends), with_scores):
-                if streamer is not None: streamer.put(torch.tensor(emitted))
+            sequences.append(Continued(torch.cat([ids, ids.new_zeros(limit - width)])[None], width))
+            own = rng.spawn() if count > 1 else rng  # a sequence draws the same in any company
+            requests.append(Request(wrapped, ids[pad:].tolist(), drafter, sampling, own, K,
+                                    limit - width, frozenset(ends)))
+        if count > 1 and reads_together(target):
+            decode_together(target, requests, sequences, stopping_criteria)
+        else:
+            for request, sequence in zip(requests, sequences):
+                for taken in decode(request, sequence, stopping_criteria, with_scores):
+                    if streamer is not None: streamer.put(torch.tensor(taken))
     finally:
         if streamer is not None: streamer.end()
 

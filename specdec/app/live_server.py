@@ -110,6 +110,8 @@ def content(path: str,           # of the address, without what stands behind `?
     elif site: found = inside(site, path)
     else:
         own = Path(str(resources.files("specdec") / "data" / "live"))
+        # in a checkout it is a link, and where git makes none, a file that says where it leads
+        if own.is_file(): own = own.parent / own.read_text(encoding="utf-8").strip()
         found = inside(own, path.removeprefix("/live/")) if path.startswith("/live/") else None
         if path == f"/{PAGE}": found = (own / "page.html").read_text(encoding="utf-8").replace(
             "{{palette}}", style_sheet()).encode()

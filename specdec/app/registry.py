@@ -152,6 +152,10 @@ class PairSpec:
     note: str = ""
     tested: str = ""               # with what, in words
 
+    # as other registries of pairs call them
+    target_model_id = property(lambda self: self.target, doc="The target's name.")
+    draft_model_id = property(lambda self: self.draft, doc="The draft model's name, or None.")
+
     @property
     def drafts(self) -> str:
         "What drafts, in words."
@@ -159,6 +163,11 @@ class PairSpec:
         if self.draft == self.target: return f"itself in {self.draft_dtype}"
         if not (self.draft or self.drafter): return "n-gram lookup" if self.lookup else "the best"
         return f"{self.draft or self.drafter}{' and lookup' if self.lookup else ''}"
+
+    @property
+    def own_dtype(self) -> str:
+        "The dtype that it is meant to run in, on a GPU."
+        return "bfloat16" if self.dtype == "auto" else self.dtype
 
     @property
     def translates(self) -> bool:
@@ -313,14 +322,16 @@ def memory_mb(spec: PairSpec, dtype: str # of the target
 def known_about(spec: PairSpec) -> dict:
     "A registered pair with everything that is known about it, for JSON."
     names = [name for name in dict.fromkeys((spec.target, spec.draft)) if name in MODELS]
-    parameters = {
-        "target": MODELS[spec.target].shape.parameters if spec.target in MODELS else None,
-        "draft": draft_parameters(spec),
-    }
+    target = MODELS[spec.target].shape.parameters if spec.target in MODELS else None
+    draft = draft_parameters(spec)
+    # a target that leaves layers out drafts with its own parameters
+    total = None if target is None else target + (0 if spec.skip else draft or 0)
+    parameters = {"target": target, "draft": draft, "total": total}
+    dtypes = dict.fromkeys((spec.own_dtype, "float32", "bfloat16", "int4"))
     return asdict(spec) | dict(
         drafts=spec.drafts, parameters=parameters, translates=spec.translates,
         licences={name: MODELS[name].licence for name in names}, to_ask_for=spec.to_ask_for,
-        memory_mb={dtype: memory_mb(spec, dtype) for dtype in ("float32", "bfloat16", "int4")},
+        memory_mb={dtype: memory_mb(spec, dtype) for dtype in dtypes},
     )
 
 # %% ../../nbs/use/11_registry.ipynb #1138d2b2

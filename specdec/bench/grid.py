@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ..app.config import Device, Dtype, Name, meant, placed_name, placed_names, read_as
+from ..app.config import Device, Dtype, Name, placed_name, placed_names, read_as
 from ..app.registry import PairSpec, get_pair
 from .methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
 from .prompts import PromptDataset
@@ -24,6 +24,7 @@ from ..errors import check
 from ..models.devices import STORED, pick_device, pick_dtype
 from ..models.files import fingerprint
 from ..models.hub import Prompt
+from ..options import meant
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
 PEERS = (*TRANSFORMERS, *LLAMACPP)
@@ -65,14 +66,16 @@ class BenchmarkConfig(BaseModel):
     """The settings of one run; a grid gives all of them, and by hand the pair is enough. Raises
     `ValidationError` (of pydantic) for what can't be one."""
     model_config = SETTINGS
-    pair: str                    # a registered pair, or what the grid calls it
+    # a registered pair, or what the grid calls it
+    pair: str = Field(validation_alias=AliasChoices("pair", "model_pair_name"))
     # "plain", a drafter such as "suffix", a peer such as "assisted", "elsewhere:NAME" of a run that
     # another program made; not given: "default" with a K, else "plain"
     method: str = "plain"
     K: DraftTokens | None = None # draft tokens per round, at most; None: the method takes none
     temperature: float = Field(0.0, ge=0, allow_inf_nan=False)
     max_new_tokens: Count = 128
-    domain: str = "own"          # of the prompt, such as "code"
+    # of the prompt, such as "code"
+    domain: str = Field("own", validation_alias=AliasChoices("domain", "prompt_domain"))
     prompt: str = "own_000"      # its id, such as "code_000"
     seed: int = 0                # of this run
     repeat: int = Field(0, ge=0, lt=2**31) # 0, 1, …

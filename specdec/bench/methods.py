@@ -336,11 +336,14 @@ def llamacpp_result(answer: LlamaCppAnswer, ids: list[int], # of the prompt
                     mode: str,                      # of `LLAMACPP_MODES`
                     **settings) -> GenerationResult: # such as temperature and seed
     "An answer in the form of our own results, with llama.cpp's own times."
+    plain = mode == "plain"
     return GenerationResult(
         prompt_ids=list(ids), generated_ids=answer.ids, text=answer.text, finish_reason="length",
-        method="plain" if mode == "plain" else "speculative",
+        method="plain" if plain else "speculative",
         time_to_first_token=answer.prompt_ms / 1000, total_time=answer.seconds,
-        prefill_time_ms=answer.prompt_ms, verify_time_total_ms=answer.predicted_ms,
+        prefill_time_ms=answer.prompt_ms,
+        decode_time_total_ms=answer.predicted_ms if plain else None,
+        verify_time_total_ms=None if plain else answer.predicted_ms,
         settings=settings | {"drafted": answer.drafted, "accepted": answer.accepted},
         drafter=f"llama.cpp, {mode}")
 

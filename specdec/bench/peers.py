@@ -168,10 +168,11 @@ def run_row(record: Record, name: str) -> dict: # name: of its way
             **counts(result.rounds)}
     if first := result.time_to_first_token:
         row |= {"first_token": first, "decode_seconds": result.total_time - first}
-    if in_models := result.prefill_time_ms + result.verify_time_total_ms:
+    if in_models := result.prefill_time_ms + result.forward_time_total_ms:
         row["model_seconds"] = in_models / 1000
-    if result.rounds: row["verify_seconds"] = result.verify_time_total_ms / 1000
-    if row["drafted"]: row["step_seconds"] = result.draft_time_total_ms / 1000 / row["drafted"]
+    if result.rounds: row["verify_seconds"] = result.forward_time_total_ms / 1000
+    if row["drafted"] and result.draft_time_total_ms is not None:
+        row["step_seconds"] = result.draft_time_total_ms / 1000 / row["drafted"]
     if run.method in LLAMACPP and not run.temperature:
         row |= {"parted_at": parted.position if parted else result.num_tokens,
                 "parted_gap": parted.gap if parted else 0.0}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
@@ -200,7 +200,9 @@ class PromptDataset:
         Alpaca and CNN/DailyMail where they can be read (public); or a file of JSON lines. Raises
         `InputError` if there is no such set or file, or for lines that can't be used."""
         found = cls(*read_dataset(str(source), tokenizer))
-        return replace(found, tokens=token_counts(found, tokenizer)) if tokenizer else found
+        tokens = token_counts(found, tokenizer) if tokenizer else found.tokens
+        counted = (replace(each, token_count=tokens.get(each.id)) for each in found.prompts)
+        return cls(tuple(counted), found.sources, tokens)
 
     def __len__(self) -> int: return len(self.prompts)
 
@@ -228,6 +230,11 @@ class PromptDataset:
               f"There is no domain {domain!r} here: expected {', '.join(self.domains)}.")
         return [prompt for prompt in self.prompts if prompt.domain == domain]
 
+    def first(self, count: int) -> "PromptDataset":
+        "The first so many prompts of each domain."
+        some = (prompt for d in self.domains for prompt in self.get_by_domain(d)[:count])
+        return replace(self, prompts=tuple(some))
+
     def __repr__(self) -> str:
         counts = Counter(prompt.domain for prompt in self.prompts)
         said = ", ".join(f"{counts[domain]} {domain}" for domain in self.domains)
@@ -239,7 +246,8 @@ def token_counts(dataset: PromptDataset, tokenizer) -> dict[str, int]: # id → 
     return {prompt.id: len(prompt_ids(tokenizer, prompt)) for prompt in dataset.prompts}
 
 def _range(values: list[int]) -> dict[str, float]:
-    return {"least": min(values), "median": median(values), "most": max(values)}
+    return {"least": min(values), "median": median(values), "most": max(values),
+            "mean": mean(values)}
 
 def prompt_statistics(dataset: PromptDataset, tokenizer) -> dict:
     "By domain: how many prompts, where they are from, and how long they are in words and tokens."

@@ -186,17 +186,19 @@ def run_from(record: ParsedRecord) -> Run:
     config, result, parted = record.config, record.result, record.parted
     setting = Setting(*(getattr(config, name) for name in Setting._fields))
     names = ("draft_time_total_ms", "verify_time_total_ms", "sampling_time_total_ms")
-    times = [result["total_time"], result["time_to_first_token"], *(result[n] for n in names)]
+    spent = [*(result[n] for n in names), result.get("decode_time_total_ms")] # the last: of plain
+    times = [result["total_time"], result["time_to_first_token"],
+             *(0 if t is None else t for t in spent)]
     seconds, first, *phases = _numbers(times, "times").tolist()
     if not seconds or not result["generated_ids"]: raise ValueError("a run without time or tokens")
     per_token = _numbers(result["per_token_latencies"], "per_token_latencies")[1:]
     per_round = _numbers(result["round_latencies"], "round_latencies")[1:]
-    draft, verify, sampling = (phase / 1000 for phase in phases)
+    draft, verify, sampling, decode = (phase / 1000 for phase in phases)
     drafted, accepted, emitted = _rounds(result["rounds"])
     return Run(
         setting, config.method, config.K, config.domain, config.prompt,
         config.repeat, record.environment.timed, len(result["generated_ids"]),
-        seconds, first, draft, verify, sampling, drafted, accepted, emitted,
+        seconds, first, draft, verify + decode, sampling, drafted, accepted, emitted,
         per_token, per_round, parted.model_dump() if parted else None,
         (result.get("costs") or {}).get("origin") == "frozen",
     )

@@ -560,6 +560,7 @@ def measured(bench: Bench, run: BenchmarkConfig, ids: list[int]) -> GenerationRe
 def rounded(result: GenerationResult) -> GenerationResult:
     "Its times in whole microseconds, and without the texts of its tokens."
     def short(name: str, value):
+        if value is None: return None
         if isinstance(value, list): return [round(seconds, 6) for seconds in value]
         return round(value, 3 if name.endswith("_ms") else 6)
     times = ("per_token_latencies", "round_latencies", "total_time", "time_to_first_token",
@@ -894,7 +895,7 @@ def synthetic_figures(records: Iterable[Record]) -> list[dict]: # a row for each
         steps = [t for r in some for t in plain[partner_of(r)].result.round_latencies[1:]]
         step, results = float(np.median(steps)), [r.result for r in some]
         counts = sum((r.counts for r in results), Counts())
-        spent = sum(r.verify_time_total_ms + r.sampling_time_total_ms for r in results) / 1000
+        spent = sum(r.forward_time_total_ms + r.sampling_time_total_ms for r in results) / 1000
         rows.append(dict(zip(BY, way)) | {
             "runs": len(some), "lossy": True, "c": draft_cost(results, step),
             "v": spent / counts.rounds / step, "alpha": counts.alpha})

@@ -284,8 +284,8 @@ class PairStats:
         self.plain_seconds += sum(plain)
         if not result.is_speculative: return
         self.counts += result.counts
-        self.draft_seconds += result.draft_time_total_ms / 1000
-        self.verify_seconds += result.verify_time_total_ms / 1000
+        self.draft_seconds += (result.draft_time_total_ms or 0) / 1000
+        self.verify_seconds += (result.verify_time_total_ms or 0) / 1000
         self.sampling_seconds += result.sampling_time_total_ms / 1000
 
     @property

@@ -6,13 +6,14 @@
 __all__ = []
 
 # %% ../../nbs/use/00_plan.ipynb #p1an0004
+import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..device.loop import unsupported_reason
 from ..device.graphs import is_capturable
 from ..drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
-from ..drafters.adaptive import MOST, AdaptiveDrafter, adaptive
+from ..drafters.adaptive import MOST, AdaptiveDrafter, Lookahead, adaptive
 from ..drafters.choose import HybridDrafter
 from ..drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
 from ..drafters.clock import Clock, Watch
@@ -139,9 +140,14 @@ class Plan:
 NOTHING = NoDrafter()
 Clocks = Callable[[tuple, Callable[[], Clock]], Clock] # a key; makes the clock where there is none
 
+def itself(controller: Lookahead) -> Lookahead:
+    "A controller that was handed in is the caller's, and goes on learning."
+    return controller
+
 def make_plan(target: CausalLM, drafter: Drafter, options: Options, clocks: Clocks,
               size: int = 1,           # of the batch
               priced: int | None = None, # of a batch for which frozen prices hold; None: `size`
+              several: bool = False,   # whether there are other sequences in this call
              ) -> Plan:
     """What decodes with these options; raises `InputError` for options that can't be combined
     with this drafter."""
@@ -158,7 +164,8 @@ def make_plan(target: CausalLM, drafter: Drafter, options: Options, clocks: Cloc
     greedy = options.temperature == 0
     if greedy and size == 1: plan = tree_if_it_pays(target, plan, options, clocks)
     if options.controller is not None:
-        plan.drafter = AdaptiveDrafter(plan.drafter, options.controller)
+        of_sequence = copy.deepcopy if several else itself
+        plan.drafter = AdaptiveDrafter(plan.drafter, options.controller, of_sequence)
     if options.grammar is not None:  # in a batch there is none: these are decoded one by one
         plan.drafter = GrammarDrafter(plan.drafter, start_of(options.grammar, target))
     return plan
@@ -197,4 +204,3 @@ def tree_if_it_pays(target: CausalLM, plan: Plan, options: Options, clocks: Cloc
     level = tree_level(clock, tried, known["step"])
     shape = paying_tree(chain, level, known["verify"]) if level else []
     return Plan(both(shape, level), plan.loop, watch, level) if shape else plan
-

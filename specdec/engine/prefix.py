@@ -17,8 +17,8 @@ from ..errors import check, require_int
 from ..drafters.base import (BLOCK, Drafter, DraftPrefix, common_length, readers_of, resume,
                                    whole_blocks)
 from .request import check_prefilled, check_prompt, token_ids
-from ..models.protocol import (CausalLM, WrapperLM, copy_prefix, innermost,
-                                     is_batch_invariant, read_tokens, truncate_cache)
+from ..models.protocol import (CausalLM, WrapperLM, can_be_copied, copy_prefix, innermost,
+                                     is_batch_invariant, read_tokens)
 
 # %% ../../nbs/engine/17_prefill.ipynb #pf000008
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,7 +43,7 @@ class Prefilled:
         "The memory of its caches, logits and features."
         caches = self.cache, *(prefix.cache for prefix in self.drafting)
         parts = *caches, self.logits, self.features
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(getattr(part, "nbytes", 0) for part in parts)
 
     def __repr__(self) -> str:
         return f"<Prefilled: {len(self.tokens):,} tokens, {self.nbytes / 1e6:,.1f} MB>"
@@ -53,7 +53,9 @@ class Prefilled:
         "A copy of its cache with so much room behind it. Raises `InputError`, `CacheFullError`."
         length = len(self.tokens)
         room = require_int(room, "room, the new positions,", 1)
-        return truncate_cache(self.cache, length, length + room)
+        cache = self.target.new_cache(length + room)
+        copy_prefix(self.cache, cache, length)
+        return cache
 
     def is_of(self, target: CausalLM) -> bool:
         "Whether it was read by this model, or by the one inside this wrapper."
@@ -90,7 +92,6 @@ class Prefilled:
         lacking = sorted(set(layers) - set(self.layers))
         check(not lacking, f"The drafter reads the target's hidden states after layers {lacking}, "
               "and they were not kept: prefill with its `layers`, or with `Pair.prefill`.")
-
 
 # %% ../../nbs/engine/17_prefill.ipynb #pf000010
 def read_prompt(
@@ -129,7 +130,7 @@ def read_by(drafters: Iterable[Drafter], prompt: list[int],
         state = drafter.start(prompt, features, len(prompt))
         resume(state, prompt, earlier)
         found += [reader.keep(prompt) for reader in readers_of(state)]
-    return tuple(prefix for prefix in found if isinstance(prefix.cache, KVCache))
+    return tuple(prefix for prefix in found if can_be_copied(prefix.cache))
 
 def prefill_for(target: CausalLM, prompt: Iterable[int], layers: Iterable[int],
                 drafters: Sequence[Drafter], prefilled: Prefilled | None) -> Prefilled:
@@ -142,8 +143,8 @@ def prefill_for(target: CausalLM, prompt: Iterable[int], layers: Iterable[int],
     check_prompt(target, tokens)
     check_prefilled(prefilled, target, tokens, layers)
     cache = target.new_cache(len(tokens))
-    check(isinstance(cache, KVCache), f"The caches of a {type(target).__name__} can't be copied: "
-          "expected a KVCache.")
+    check(can_be_copied(cache), f"The caches of a {type(target).__name__} can't be copied: expected"
+          f" a KVCache, or a method copy_from(source, length) of {type(cache).__name__}.")
     logits, features, _ = read_prompt(target, tokens, cache, layers, prefilled)
     found = Prefilled(target, tokens, cache, logits[-1], layers, features)
     earlier = prefilled.drafting if prefilled else ()

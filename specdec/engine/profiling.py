@@ -67,10 +67,18 @@ class PhaseTimer:
 
     def seconds(self, name: str) -> float: # s; 0 if there was no such phase
         "Total time of the phase; waits for the device if it is still working on it."
-        spans = [(start, end) for phase, start, end in self.spans if phase == name]
-        if self.device.type != "cuda": return float(sum(end - start for start, end in spans))
+        return self.total([span for span in self.spans if span[0] == name])
+
+    def total(self, spans: list[tuple]) -> float: # s
+        "The time of these spans, added up."
+        if self.device.type != "cuda": return float(sum(end - start for _, start, end in spans))
         if spans: torch.cuda.synchronize(self.device)
-        return sum(start.elapsed_time(end) for start, end in spans) / 1000
+        return sum(start.elapsed_time(end) for _, start, end in spans) / 1000
+
+    @property
+    def elapsed_ms(self) -> float: # ms; 0 before any
+        "The time of the phase that ended last."
+        return 1000 * self.total(self.spans[-1:])
 
     def summary(self) -> dict[str, dict[str, float]]: # phase → count, total_ms, mean_ms
         "How often each finished phase ran, and its time in ms, in the order of their first ends."

@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -268,9 +268,10 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     return folder
 
 # %% ../../nbs/engine/02_models.ipynb #604001f3
-# old names without an owner, which the hub has moved
+# names without an owner, as the hub's first models had them → where it has moved these
 RENAMED = {name: f"openai-community/{name}"
-           for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
+           for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt")}
+RENAMED |= {"distilgpt2": "distilbert/distilgpt2", "ctrl": "Salesforce/ctrl"}
 
 def find_model(name: str | Path, # "smollm2", a folder, a GGUF file, or "org/name" on the hub
                revision: str | None = None, # on the hub: a branch, a tag or a commit
@@ -314,10 +315,9 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
     path = local_path(name or ".")  # of an empty name: told below, with what was expected
     if path.suffix.lower() == ".gguf": return _converted(path)
     if name and path.is_dir(): return _with_safetensors(path)
-    there = f": there it is {RENAMED[name]!r}" if name in RENAMED else ""
-    check(name.count("/") == 1 and not name.startswith(("/", ".", "~")),
-          f"No model {name!r}: expected 'smollm2', an existing folder, a .gguf file, "
-          f"or 'org/name' on the Hugging Face hub{there}.")
+    on_hub = name in RENAMED or name.count("/") == 1 and not name.startswith(("/", ".", "~"))
+    check(on_hub, f"No model {name!r}: expected 'smollm2', an existing folder, a .gguf file, "
+          "or 'org/name' on the Hugging Face hub.")
     return None
 
 # %% ../../nbs/engine/02_models.ipynb #eefbbcef
@@ -366,7 +366,7 @@ def _downloaded(name: str, revision: str | None, wanted: dict = _WANTED) -> Path
     named = isinstance(revision, str) and revision != ""
     check(revision is None or named,
           f"A revision is the name of a branch or a tag, or a commit, not {revision!r}.")
-    try: folder = snapshot_download(name, revision=revision, **wanted)
+    try: folder = snapshot_download(RENAMED.get(name, name), revision=revision, **wanted)
     except (OSError, ValueError) as error:  # of the network, "no such repository", no possible name
         which = f"{name!r}" if revision is None else f"{name!r} at revision {revision!r}"
         raise ModelError(
@@ -624,6 +624,9 @@ class Prompt:
     id: str      # such as "code_000"
     domain: str  # "code", "conversation" or "summarization"
     text: str    # what the user says
+    # by the tokenizer that the set was loaded with, or by its file; None: not counted
+    token_count: int | None = field(default=None, compare=False, repr=False)
+    prompt_id = property(lambda self: self.id, doc="Its id, as other sets of prompts call it.")
 
     @property
     def messages(self) -> list[dict]:

@@ -41,6 +41,15 @@ def test_what_can_be_no_run(wrong):
     with pytest.raises(ValidationError): BenchmarkConfig(**RUN | wrong)
 
 
+def test_names_of_another_benchmark_are_understood():
+    "The pair and the prompt's domain by the names that they have there; one name each, and the same hash."
+    theirs = BenchmarkConfig(model_pair_name="gpt2_dev", prompt_domain="code", K=4)
+    assert theirs == BenchmarkConfig(pair="gpt2_dev", domain="code", K=4) and theirs.decoder_label == "SD-K4"
+    assert theirs.config_hash == BenchmarkConfig(pair="gpt2_dev", domain="code", K=4).config_hash
+    assert theirs.model_dump()["pair"] == "gpt2_dev" and "model_pair_name" not in theirs.model_dump()
+    with pytest.raises(ValidationError): BenchmarkConfig(model_pair_name="a", pair="b")
+
+
 def test_everything_that_matters_changes_the_key():
     weights = {"target": "a", "drafter": "b"}
     key = BenchmarkConfig(**RUN).key(weights, [1, 2])

@@ -119,9 +119,9 @@ def test_statistics_are_those_of_the_prompts(tokenizer):
     texts = ["one two three", "one", "one two three four five six"]
     own = PromptDataset(tuple(Prompt(f"a_{i}", "a", t) for i, t in enumerate(texts)), {"a": "here"})
     found = prompt_statistics(own, tokenizer)
-    assert found["prompts"] == 3 and found["words"] == {"least": 1, "median": 3, "most": 6}
+    assert found["prompts"] == 3 and found["words"] == {"least": 1, "median": 3, "most": 6, "mean": 10 / 3}
     counts = sorted(token_counts(own, tokenizer).values())
-    assert found["domains"]["a"]["tokens"] == dict(zip(("least", "median", "most"), counts))
+    assert found["domains"]["a"]["tokens"] == dict(zip(("least", "median", "most"), counts)) | {"mean": sum(counts) / 3}
     assert found["domains"]["a"]["source"] == "here"
 
 
@@ -394,6 +394,26 @@ def test_the_command_counts_and_writes(tmp_path, builtin, tokenizer):
     expected = prompt_statistics(builtin, tokenizer)
     for domain in DOMAINS: expected["domains"][domain]["source"] = str(path)
     assert again.exit_code == 0 and again.stderr == "" and json.loads(again.stdout) == expected
+
+
+def test_one_command_writes_both_files(tmp_path, builtin, tokenizer):
+    "All prompts, and the first five of each domain, which are the quick set."
+    both = tmp_path / "prompts.jsonl", tmp_path / "quick.jsonl"
+    done = run("--out", str(both[0]), "--quick", str(both[1]))
+    assert done.exit_code == 0
+    assert PromptDataset.load(both[0]).get_all() == builtin.get_all()
+    assert PromptDataset.load(both[1]).get_all() == PromptDataset.load("quick").get_all()
+    assert PromptDataset.load(both[1]).tokens == token_counts(PromptDataset.load("quick"), tokenizer)
+    same = run("--out", str(both[0]), "--quick", str(both[0]))
+    assert same.exit_code == 2 and "are the same file" in same.stderr and len(PromptDataset.load(both[0])) == 150
+
+
+def test_a_prompt_has_the_names_that_other_sets_use(tokenizer):
+    "Its id, and its tokens: by the tokenizer, by the file, or not counted; which is no difference between prompts."
+    counted, plain = PromptDataset.load("quick", tokenizer), PromptDataset.load("quick")
+    one = counted["code_000"]
+    assert one.prompt_id == "code_000" and one.token_count == counted.tokens["code_000"] > 10
+    assert plain["code_000"].token_count is None and plain["code_000"] == one and hash(plain["code_000"]) == hash(one)
 
 
 BAD_WORDS = {

@@ -231,6 +231,12 @@ def test_the_command_names_what_it_wrote(results, tmp_path):
     assert "0 are faster in B beyond noise, 0 slower" in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 
+def test_a_report_goes_to_a_folder_for_figures_by_default(results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = command("--compare", str(results), str(results))
+    assert done.exit_code == 0 and (tmp_path / "figures" / "report.html").is_file()
+
+
 # What comes from outside
 
 @pytest.mark.parametrize("where", ["report.html", "report.md"])

@@ -504,11 +504,24 @@ def test_a_grid_of_too_many_runs_is_refused_at_once(folder, prompts, nothing_run
 
 
 def test_where_every_run_fails_the_command_does_too(folder, prompts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     config = tmp_path / "grid.yaml"
     config.write_text(yaml.safe_dump(grid_of(folder, prompts, methods=["head"]).model_dump(exclude={"timing"})))
     done = CliRunner().invoke(app, ["bench", "run", str(config)], prog_name="specdec")
     assert done.exit_code == 2 and "head, small in float32 is missing: " in done.stdout
     assert "Every run failed" in done.stderr
+
+
+def test_records_go_to_a_folder_for_them_by_default(folder, prompts, tmp_path, monkeypatch):
+    "Named after the configuration; the second time nothing is run, and it says so."
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "small.yaml"
+    config.write_text(yaml.safe_dump(grid_of(folder, prompts, methods=["plain"]).model_dump(exclude={"timing"})))
+    first, again = (CliRunner().invoke(app, ["bench", "run", str(config)], prog_name="specdec") for _ in range(2))
+    assert first.exit_code == again.exit_code == 0 and first.stdout == again.stdout
+    made = len(r.read_records(tmp_path / "results" / "small.jsonl"))
+    assert f"{made} runs, {made} of them new, in results/small.jsonl" in first.stderr and made > 0
+    assert f"{made} runs, 0 of them new, in results/small.jsonl" in again.stderr
 
 
 def test_a_link_to_a_file_has_its_lock(grid, tmp_path):
@@ -570,13 +583,14 @@ def test_a_pair_that_cannot_be_reached_leaves_the_others(folder, prompts, tmp_pa
     with pytest.raises(ModelError): r.bench_run(some.model_copy(update={"pairs": pairs[1:]}))
 
 
-def test_each_pair_that_cannot_be_reached_has_a_line_with_its_reason(monkeypatch):
+def test_each_pair_that_cannot_be_reached_has_a_line_with_its_reason(tmp_path, monkeypatch):
     "By the shipped configuration, and by the command: exit code 2 and nothing on standard output."
     file, asked = Path(__file__).parents[2] / "configs" / "pairs.yaml", []
     def find(name, *more):
         asked.append(name)
         raise ModelError(f"{name!r} can't be had:\nreason {len(asked)}" + " x" * 900 * (len(asked) == 2))
     monkeypatch.setattr(r, "find_model", find)
+    monkeypatch.chdir(tmp_path)
     names = [pair.name for pair in read_grid(file).pairs]
     targets = list(dict.fromkeys(get_pair(name).target for name in names))
     done = CliRunner().invoke(app, ["bench", "run", str(file)])

@@ -3,16 +3,24 @@ import ast
 import inspect
 import json
 import re
+import shlex
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from typer.testing import CliRunner
 
 import specdec
+from helpers_text import talker
 from specdec.app import cli
 from specdec.app.config import Decoding, PairSection
+from specdec.bench.prompts import PromptDataset
+from specdec.drafters.adaptive import AdaptiveLookahead
+from specdec.engine.profiling import PhaseTimer
+from specdec.pair import Pair
 from specdec.result import GenerationResult
 
 NOTEBOOK = Path(__file__).parents[2] / "nbs" / "use" / "elsewhere.ipynb"
@@ -72,7 +80,53 @@ def is_module(parts: list[str]) -> bool:
 def test_a_name_of_ours_exists(name): assert exists(name), name
 
 
+def typed() -> list[tuple[str, str]]: # what is typed, what it gives; "": not said
+    "The lines of the table of what is typed here."
+    def code(cell: str) -> str: return found[1] if (found := re.match("`([^`]+)`", cell)) else ""
+    return [(code(line), code(gives)) for line, gives in zip(column("type", page()), column("gives", page()))]
+
+
+@pytest.fixture(scope="module")
+def names():
+    "What the page imports, and the things that it speaks of."
+    found: dict = {}
+    cell, = (each for each in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if each["id"] == "typ30002")
+    exec("".join(cell["source"]), found)
+    pair = Pair(talker(), talker(seed=1))
+    result, plain = (pair.generate("red green", max_new_tokens=8, seed=1, method=m) for m in ("speculative", "plain"))
+    cache, timer = pair.target.new_cache(9), PhaseTimer()
+    pair.target.forward(torch.tensor([[1, 2, 3]]), cache)
+    with timer.phase("step"): pass
+    return found | dict(pair=pair, result=result, plain=plain, cache=cache, timer=timer, controller=AdaptiveLookahead(),
+                        prompts=PromptDataset.load("quick", pair.tokenizer))
+
+
+def check_line(line: str, gives: str, names: dict) -> None:
+    "Run it: a command, or an expression whose value is compared."
+    if line.startswith("specdec "):
+        done = CliRunner().invoke(cli.app, shlex.split(line)[1:], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return
+    value = eval(line, dict(names))
+    assert not gives or value == eval(gives, dict(names)), f"{line} gives {value!r}"
+
+
+@pytest.mark.parametrize("line, gives", typed())
+def test_a_line_to_type_gives_what_it_says(line, gives, names, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_line(line, gives, names)
+
+
+@pytest.mark.parametrize("line, gives", [
+    ("plain.draft_time_total_ms", "0.0"), ("result.speed", ""), ("pair.generate('Hi', do_sample=True)", ""),
+    ("specdec prompts --both", ""),
+])
+def test_a_line_that_does_not_is_noticed(line, gives, names):
+    with pytest.raises((AssertionError, AttributeError, TypeError)): check_line(line, gives, names)
+
+
 def test_the_tables_are_read():
+    assert len(typed()) >= 20 and all(line for line, _ in typed()) and sum(bool(gives) for _, gives in typed()) > 12
     assert {"K", "alpha", "specdec.cache.KVCache.rollback", "lenience"} <= set(ours()) and len(ours()) > 40
     assert not exists("specdec.cache.KVCache.truncate") and not exists("speed") and not exists("--drafts")
 

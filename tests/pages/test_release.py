@@ -3,7 +3,10 @@ above that are watched."""
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -81,6 +84,60 @@ def test_a_mac_is_there_and_a_gpu_only_where_one_is_named():
     gpu = jobs["gpu"]
     assert gpu["if"] == "vars.GPU_RUNNER != ''" and gpu["runs-on"] == "${{ vars.GPU_RUNNER }}"
     assert any(line.endswith("pytest -m cuda") for line in runs(gpu)) and "gpu" not in jobs["test"].get("needs", "")
+
+
+@pytest.fixture
+def without_links(tmp_path):
+    "The package's sources as git writes them where there are no links: one is a file that says where it leads."
+    for name in ("setup.py", "settings.ini", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "specdec", tmp_path / "specdec", symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "nbs" / "live", tmp_path / "nbs" / "live")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_nothing.py").touch()
+    link = tmp_path / "specdec" / "data" / "live"
+    leads = os.readlink(link)
+    link.unlink()
+    link.write_text(leads)
+    return tmp_path
+
+
+def setup(place: Path, *words: str) -> None:
+    done = subprocess.run([sys.executable, "setup.py", "--quiet", *words], cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_live_page_is_built_in_where_links_are_files(without_links):
+    "Into what a wheel is made of, and into the source archive; which says that it has no tests."
+    live = {path.name: path.read_bytes() for path in (ROOT / "nbs" / "live").iterdir()}
+    setup(without_links, "build_py", "--build-lib", "built")
+    built = without_links / "built" / "specdec" / "data" / "live"
+    assert {path.name: path.read_bytes() for path in built.iterdir()} == live and "page.html" in live
+    setup(without_links, "sdist", "--formats", "gztar")
+    with tarfile.open(next((without_links / "dist").glob("*.tar.gz"))) as archive:
+        held = {member.name.split("/", 1)[-1]: member for member in archive if member.isfile()}
+        for name, data in live.items():
+            assert archive.extractfile(held[f"specdec/data/live/{name}"]).read() == data
+        assert not any(name.startswith("tests/") for name in held)
+        assert "tests are left out" in archive.extractfile(held["MANIFEST.in"]).read().decode()
+    assert (without_links / "specdec" / "data" / "live").is_file()  # the sources stay as they are
+
+
+def test_a_checkout_without_links_serves_the_live_page(without_links, monkeypatch):
+    from specdec.app import live_server
+    monkeypatch.setattr(live_server.resources, "files", lambda name: without_links / name)
+    assert live_server.content("/live/page.html", None)[1] == (ROOT / "nbs" / "live" / "page.html").read_bytes()
+
+
+def test_extras_that_are_engines_have_a_job_and_tests_of_their_own(settings):
+    "Each is a marker that at least one test has, and an extra."
+    job = workflow("test")["jobs"]["engines"]
+    extras = job["strategy"]["matrix"]["extra"]
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert sorted(extras) == ["deepspeed", "vllm"] and job["if"] == "github.event_name != 'pull_request'"
+    assert all(f"{name}_requirements" in settings and f"pytest.mark.{name}" in sources for name in extras)
+    assert runs(job)[-2:] == ['.venv/bin/python -m pip install -e ".[${{ matrix.extra }}]"',
+                              ".venv/bin/python -m pytest -m ${{ matrix.extra }}"]
 
 
 def bounded(settings) -> set[str]:

@@ -633,7 +633,7 @@ def test_badge_and_install_cell_are_of_one_version():
     for cell in (alone, reading):
         assert cell.startswith("#| hide\n#| eval: false\n") and f'specdec-nb[notebooks]=={version}"' in cell
     assert f"/blob/v{version}/nbs/path/x.ipynb" in badges.badge("path/x.ipynb", [])
-    assert f"--branch v{version} " in reading and "%cd specdec/nbs/path" in reading and "git" not in alone
+    assert f"--branch v{version} " in reading and "%cd specdec/nbs/path" in reading and "git clone" not in alone
     def cell(code): return {"cell_type": "code", "id": "c", "source": [code]}
     title = {"cell_type": "markdown", "id": "t", "source": ["# x"]}
     for code, reads in (('Path("../data/table.jsonl.gz")', True), ('hatches = ("", "..")', False)):
@@ -712,6 +712,24 @@ def test_nothing_but_code_for_readers_is_open_in_jupyterlab():
         assert plumbing == [] and not any(source.startswith(("import ", "from ")) for source in seen), path.name
         opened += len(seen)
     assert opened > 100
+
+
+@pytest.mark.parametrize("on_index", [True, False])
+def test_install_cell_takes_the_release_or_else_the_repository(on_index, monkeypatch):
+    "A failing %pip raises nothing, so what counts is whether the package is there afterwards."
+    from IPython.core.interactiveshell import InteractiveShell
+    shell, asked, real = InteractiveShell(), [], importlib.util.find_spec
+    def there(name): return real(name) if name != "specdec" else ("git+" in asked[-1] or on_index) if asked else None
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: there(name) or None)
+    shell.register_magic_function(asked.append, magic_name="pip")
+    commands = []
+    monkeypatch.setattr(shell, "system", commands.append)
+    assert shell.run_cell(badges.install("path/x.ipynb", False)).success
+    version = badges.released()[-1]
+    release = f'"specdec-nb[notebooks]=={version}"'
+    repository = '"specdec-nb[notebooks] @ git+https://github.com/specdec/specdec"'
+    assert [words.removeprefix("install --quiet ") for words in asked] == [release, *[repository] * (not on_index)]
+    assert len(commands) == 1 and commands[0].endswith("-m specdec fetch")
 
 
 def test_install_cell_does_nothing_where_the_package_is():
