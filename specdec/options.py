@@ -70,8 +70,10 @@ class Options(SamplingOptions):
     depends on the target is checked by the call."""
     # or a controller such as `AdaptiveLookahead(initial=8)`, which goes on learning from call to
     # call; each sequence of a list has a copy of it
-    K: "int | str | Lookahead" = option(
-        5, "Draft tokens per round, at most; or adaptive: as many as pay.", key="draft_tokens")
+    # None: as many as the head that drafts was made for, by its folder; else 5
+    K: "int | str | Lookahead | None" = option(
+        None, "Draft tokens per round, at most; or adaptive: as many as pay. Else what a head was "
+              "made for, or 5.", key="draft_tokens")
     max_new_tokens: int = option(128, "Where to stop at the latest.", ge=1)
     # None: a random one, recorded in the result; prompt i of a list has seed + i
     seed: int | None = option(
@@ -112,7 +114,8 @@ class Options(SamplingOptions):
         K = self.K
         check(is_adaptive(K) or not isinstance(K, (str, type)), "K, draft tokens per round, is 1 "
               f'or more, "adaptive" or AdaptiveLookahead(), not {K!r}.')
-        if not self.adapts: K = require_int(K, "K, the number of draft tokens per round,", 1)
+        if K is not None and not self.adapts:
+            K = require_int(K, "K, the number of draft tokens per round,", 1)
         most = require_int(self.max_new_tokens, "max_new_tokens", 1)
         set_fields(self, K=K, max_new_tokens=most, stop=stop_strings(self.stop))
 

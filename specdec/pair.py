@@ -37,7 +37,7 @@ from .engine.constraints import fits_to_its_end
 from .engine.logprobs import WatchedLM
 from specdec.engine.plan import (
     NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
-    make_plan, verify_rule, wrapped,
+    make_plan, own_K, verify_rule, wrapped,
 )
 from .engine.prefix import Prefilled, prefill
 from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
@@ -253,6 +253,7 @@ class Pair:
               f"stream must be a function that takes a piece of text, not {stream!r}.")
         require_bool(raise_interrupt=raise_interrupt)
         check_for(self.target, self.eos_ids, options)
+        if options.K is None: options = replace(options, K=own_K(vars(self).get("drafter")))
         # a random seed has room above it for the seeds of the other prompts
         seed = SeededRandom(options.seed).seed >> (options.seed is None)
         target, texts = wrapped(self.target, options), {}

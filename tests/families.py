@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import LlamaConfig
 
 from specdec.errors import InputError
+from specdec.models.hub import auto_class
+from specdec.models.llama import Llama, rms_norm
 from specdec.models.loading import load_model
 
 transformers.logging.set_verbosity_error()
@@ -77,6 +79,37 @@ OTHERS = {
 }
 
 
+VISION = dict(
+    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4,
+)
+IMAGE = V - 2 # the token that stands for an image; another one for a video
+GEMMA = SMALL | dict(num_hidden_layers=6, head_dim=8, sliding_window=8)
+# read images and write text
+MULTIMODAL = {
+    "gemma3": transformers.Gemma3Config(
+        text_config=GEMMA, vision_config=VISION, mm_tokens_per_image=4, image_token_index=IMAGE, image_token_id=IMAGE),
+    "gemma4": transformers.Gemma4Config(
+        text_config=GEMMA | dict(global_head_dim=16, hidden_size_per_layer_input=0), vision_config=VISION,
+        audio_config=None, image_token_id=IMAGE, video_token_id=V - 1),
+    "gemma4-e2b": transformers.Gemma4Config(  # its last layers read keys and values of earlier ones
+        text_config=GEMMA | dict(
+            global_head_dim=16, hidden_size_per_layer_input=8, vocab_size_per_layer_input=V, num_hidden_layers=8,
+            num_kv_shared_layers=2, layer_types=["sliding_attention", "full_attention"] * 4),
+        vision_config=VISION, audio_config=None, image_token_id=IMAGE, video_token_id=V - 1),
+    "qwen2.5-vl": transformers.Qwen2_5_VLConfig(
+        text_config=SMALL | rope("default", mrope_section=[1, 1, 2]),
+        vision_config=dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4,
+                           window_size=8, fullatt_block_indexes=[0]),
+        image_token_id=IMAGE, video_token_id=V - 1),
+    "mistral3": transformers.Mistral3Config(
+        text_config=dict(model_type="mistral", **SMALL), vision_config=dict(model_type="pixtral", **VISION),
+        image_token_index=IMAGE),
+    "llava": transformers.LlavaConfig(
+        text_config=dict(model_type="llama", **SMALL), vision_config=dict(model_type="clip_vision_model", **VISION),
+        image_token_index=IMAGE),
+}
+
+
 MAMBA = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=8)
 # remember more than keys and values: states of Mamba-2 and of gated delta rules, alone and beside attention; windows
 # of convolutions
@@ -97,7 +130,7 @@ STATES = {
 def random_model(config):
     "Random weights, norms and biases included."
     torch.manual_seed(0)
-    module = AutoModelForCausalLM.from_config(copy.deepcopy(config)).eval().requires_grad_(False)
+    module = auto_class(config).from_config(copy.deepcopy(config)).eval().requires_grad_(False)
     for parameter in module.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
     return module
@@ -139,12 +172,17 @@ def check_interface(model, module, ids):
         assert difference(in_pieces(model, ids, pieces), want) <= 1e-5
     last = model.forward(ids, model.new_cache(64), last=3)
     assert last.shape == (2, 3, V) and difference(last, want[:, -3:]) <= 1e-5
-    depth = len(states) - 1
-    logits, features = model.forward(ids, model.new_cache(64), last=1, layers=(depth, 0, 1))
+    top = len(states) - 2 # the library's last one has been through the final norm
+    logits, features = model.forward(ids, model.new_cache(64), last=1, layers=(top, 0, 1))
     assert logits.shape == (2, 1, V)
-    assert difference(features, torch.cat([states[i] for i in (depth, 0, 1)], -1)) <= 1e-5
+    assert difference(features, torch.cat([states[i] for i in (top, 0, 1)], -1)) <= 1e-5
+    if isinstance(model, Llama):
+        top += 1
+        state = model.forward(ids, model.new_cache(64), layers=(top,))[1]
+        assert difference(rms_norm(state, model.norm, model.config.rms_norm_eps), states[top]) <= 1e-5
+        assert difference(state, states[top]) > 0.1
     with pytest.raises(InputError, match="numbered"):
-        model.forward(ids, model.new_cache(64), layers=(depth + 1,))
+        model.forward(ids, model.new_cache(64), layers=(top + 1,))
 
 
 def edit_config(remove=(), **fields):

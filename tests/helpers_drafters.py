@@ -1,5 +1,7 @@
 "Small random targets and heads, for the tests of drafters."
+import copy
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -8,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specdec.drafters.adaptive import MOST
 from specdec.drafters.choose import COST, PRIOR, VERIFY, Chooser, drafting
-from specdec.drafters.head import init_from_target
+from specdec.drafters.head import Head, init_from_target, share_embedding
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
@@ -58,6 +60,16 @@ def random_head(target, tokens=DRAFT, seed=1, **options):
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + .3 * noise if "norm" in name else noise / parameter.shape[-1] ** .5)
     return head
+
+
+def windowed(head, target, window=6):
+    "The same head; its layers see so many positions."
+    config = replace(head.config, decoder=copy.deepcopy(head.config.decoder))
+    config.decoder.layer_types = ["sliding_attention"] * config.decoder.num_hidden_layers
+    config.decoder.sliding_window = window
+    new = Head(config, DRAFT).to(head.fc.weight)
+    new.load_state_dict(head.state_dict())
+    return share_embedding(new, target)
 
 
 class Noting:

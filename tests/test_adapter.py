@@ -1,6 +1,7 @@
 "The wrapper around transformers: any architecture that can be rolled back, and a refusal for those that can't."
 import inspect
 import warnings
+from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,27 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from families import FAMILIES, LOOKALIKES, OTHERS, SMALL, V, check_interface, random_model, rope, tokens
+from families import (
+    FAMILIES,
+    IMAGE,
+    LOOKALIKES,
+    MULTIMODAL,
+    OTHERS,
+    SMALL,
+    V,
+    check_interface,
+    difference,
+    random_model,
+    rope,
+    stored,
+    tokens,
+)
+from specdec import transformers_generate
 from specdec.cache import KVCache
 from specdec.drafters.lookup import NGramDrafter
 from specdec.errors import InputError, ModelError, SpecdecError
 from specdec.models import transformers as home
+from specdec.models.loading import memory_needed
 from specdec.models.transformers import TransformersLM, as_transformers_cache, cache_argument, is_native
 from specdec.pair import Pair
 
@@ -170,7 +187,6 @@ def test_roberta_counts_from_0_as_generate_does():
     theirs = module.generate(prompt, **how)
     result = Pair(model, NGramDrafter()).generate(prompt[0].tolist(), max_new_tokens=30, ignore_eos=True)
     assert result.generated_ids == theirs[0, 7:].tolist() and result.num_drafted > 0
-    from specdec import transformers_generate
     assert torch.equal(module.generate(prompt, custom_generate=transformers_generate, **how), theirs)
     with torch.inference_mode(): alone = module(prompt).logits
     assert (model.forward(prompt) - alone).abs().max() > 0.1  # the module by itself counts from the padding id
@@ -275,3 +291,117 @@ def test_a_pair_says_that_it_leaves_a_modules_own_settings_out():
     message, = warned()
     assert all(f"'{name}': {value}" in message for name, value in dict(
         do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.1).items())
+
+
+# --- What could read images writes text
+
+def writes(module, prompt, **how):
+    "What the library's `generate` writes after a prompt, greedily."
+    how = dict(attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=30, eos_token_id=None,
+               pad_token_id=0) | how
+    return module.generate(prompt, **how)[0, prompt.shape[1]:].tolist()
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_a_model_that_could_read_images_writes_text(name):
+    "Windows of eight tokens are crossed."
+    module, prompt = random_model(MULTIMODAL[name]), tokens(20, 1)
+    model = TransformersLM(module)
+    check_interface(model, module, tokens(24))
+    expected = writes(module, prompt)
+    for drafter in (NGramDrafter(), model):
+        result = Pair(model, drafter).generate(prompt[0].tolist(), max_new_tokens=30, ignore_eos=True)
+        assert result.generated_ids == expected and result.num_drafted > 0
+    plain = Pair(model).generate(prompt[0].tolist(), method="plain", max_new_tokens=30, ignore_eos=True)
+    assert plain.generated_ids == expected
+    kinds = dict(token_type_ids=torch.zeros_like(prompt)) if name == "gemma3" else {}  # as its processor says
+    assert writes(module, prompt, custom_generate=transformers_generate, **kinds) == expected
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava"])
+def test_an_image_is_refused_by_name(name):
+    module, prompt = random_model(MULTIMODAL[name]), tokens(20, 1)
+    prompt[0, 5:9] = IMAGE
+    image = dict(pixel_values=torch.randn(1, 3, 8, 8))
+    if name == "gemma3": image |= dict(token_type_ids=(prompt == IMAGE).long())
+    assert writes(module, prompt, **image) != writes(module, prompt)
+    with pytest.raises(InputError, match="model would get .*image.* besides token ids"):
+        writes(module, prompt, custom_generate=transformers_generate, **image)
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_a_folder_of_a_model_that_could_read_images_is_loaded(name, tmp_path):
+    module, ids = random_model(MULTIMODAL[name]), tokens(24)
+    model = stored(module, tmp_path)
+    assert difference(model.forward(ids), module(ids, use_cache=False).logits) <= 1e-5
+    needed = memory_needed(tmp_path, "cpu", "float32")
+    assert needed.param_count == module.num_parameters() and needed.cache_mb > 0
+
+
+def test_an_image_that_was_read_before_moves_no_position():
+    "Qwen2.5-VL keeps from each image how far its positions were moved, and takes them for the next text."
+    module, prompt = random_model(MULTIMODAL["qwen2.5-vl"]), tokens(20, 1)
+    model = TransformersLM(module)
+    expected = Pair(model, NGramDrafter()).generate(prompt[0].tolist(), max_new_tokens=20, ignore_eos=True)
+    module.model.rope_deltas = torch.tensor([[-7]])
+    again = Pair(model, NGramDrafter()).generate(prompt[0].tolist(), max_new_tokens=20, ignore_eos=True)
+    assert again.generated_ids == expected.generated_ids
+
+
+# --- Wrapped once more
+
+def test_a_compiled_module_is_looked_through_and_called():
+    module, ids = random_model(LLAMA), tokens(20, 1)
+    calls = []
+    def backend(graph, inputs):
+        calls.append(1)
+        return graph.forward
+    compiled = torch.compile(module, backend=backend, dynamic=True)
+    model = TransformersLM(compiled)
+    assert model.model is module and model.gives_positions and calls
+    assert difference(model.forward(ids), module(ids, use_cache=False).logits) <= 1e-5
+    result = Pair(model, NGramDrafter()).generate(ids[0].tolist(), max_new_tokens=30, ignore_eos=True)
+    assert result.generated_ids == writes(module, ids) and result.num_drafted > 0
+    assert writes(module, ids, custom_generate=transformers_generate, drafter=compiled) == result.generated_ids
+    module.compile(backend=backend)
+    assert difference(TransformersLM(module).forward(ids), model.forward(ids)) <= 1e-5
+
+
+def test_a_compiled_module_that_cannot_be_read_says_how():
+    def backend(graph, inputs): raise RuntimeError("no compiler here")
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM can't be .*no compiler here.*model\._orig_mod\) serves it"):
+        TransformersLM(torch.compile(random_model(LLAMA), backend=backend))
+
+
+class Adapted(torch.nn.Module):
+    "What PEFT's model is to us: adapters lie in the layers of the model inside, or tokens before the text."
+    def __init__(self, module, prompt_learning=False):
+        super().__init__()
+        self.held, self.active_peft_config = module, SimpleNamespace(is_prompt_learning=prompt_learning)
+    def get_base_model(self): return self.held
+    def forward(self, *args, **kwargs): return self.held(*args, **kwargs)
+
+
+def test_adapters_in_layers_are_looked_through_and_tokens_before_the_text_refused():
+    module, ids = random_model(LLAMA), tokens(20, 1)
+    for wrapper in (Adapted(module), torch.compile(Adapted(module), backend="eager", dynamic=True)):
+        model = TransformersLM(wrapper)
+        assert model.model is module
+        assert difference(model.forward(ids), module(ids, use_cache=False).logits) <= 1e-5
+    with pytest.raises(ModelError, match="Adapted puts learned tokens before each text.*such as LoRA"):
+        TransformersLM(Adapted(module, prompt_learning=True))
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs pip install peft")
+def test_a_model_of_peft():
+    import peft
+    module, ids = random_model(LLAMA), tokens(20, 1)
+    alone = writes(module, ids)
+    lora = peft.get_peft_model(module, peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, lora_alpha=64))
+    expected = lora.generate(input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30,
+                             eos_token_id=None, pad_token_id=0)[0, 20:].tolist()
+    result = Pair(TransformersLM(lora), NGramDrafter()).generate(ids[0].tolist(), max_new_tokens=30, ignore_eos=True)
+    assert result.generated_ids == expected != alone
+    learned = peft.get_peft_model(random_model(LLAMA), peft.PromptTuningConfig(
+        task_type="CAUSAL_LM", num_virtual_tokens=4))
+    with pytest.raises(ModelError, match="puts learned tokens before each text"): TransformersLM(learned)

@@ -137,16 +137,18 @@ def reference(
     return list(loop(target, drafter, prompt, sampling, SeededRandom(seed), K, room, ends))
 
 
-def random_head(target, seed=0, context=48):
+def random_head(target, seed=0, context=48, window=None):
     "A head with random weights, over 16 of the target's tokens."
     torch.manual_seed(seed)
-    head = Head(head_config(target, 16, layers=(1, 2)), torch.arange(3, 19))
+    config = head_config(target, 16, layers=(1, 2))
+    if window: config.decoder.layer_types, config.decoder.sliding_window = ["sliding_attention"], window
+    head = Head(config, torch.arange(3, 19))
     for w in head.parameters(): torch.nn.init.normal_(w, std=0.4)
     head.config.decoder.max_position_embeddings = context
     return head.to(target.device, target.dtype)
 
 
-def head_drafter(target, seed=0, context=48): return HeadDrafter(random_head(target, seed, context), target)
+def head_drafter(target, *how, **more): return HeadDrafter(random_head(target, *how, **more), target)
 
 
 SHAPE = best_tree([[.5, .3], [.4, .3]], 9)
@@ -164,12 +166,14 @@ def drafters(target, seed=0):
     def hybrid(*members): return HybridDrafter(*members, c=(0, 0), verify=0)
     return {
         "none": NoDrafter(), "n-gram": NGramDrafter(), "suffix": SuffixDrafter(), "eager suffix": SuffixDrafter(0.6),
+        "n-gram of two": NGramDrafter(shortest=2),
         "itself": ModelDrafter(target, V), "skip": ModelDrafter(target.skip([1]), V),
         "noisy": ModelDrafter(relative(), V), "narrow": ModelDrafter(narrow, V),
         "smaller": ModelDrafter(tiny(V - 3, hidden=8, layers=1, seed=seed + 1, **there), V),
         "wider": ModelDrafter(tiny(V + 5, seed=seed, noise=0.05, **there), V),
         "short memory": ModelDrafter(tiny(V, seed=seed, context=12, **there), V),
         "head": head_drafter(target, seed), "head, short memory": head_drafter(target, seed, context=10),
+        "head with a window": head_drafter(target, seed, window=5),
         "colder": TemperatureScaledDrafter(ModelDrafter(relative(), V)),
         "colder head": TemperatureScaledDrafter(head_drafter(target)),
         "hybrid": hybrid(SuffixDrafter(), TemperatureScaledDrafter(head_drafter(target, seed))),

@@ -207,3 +207,15 @@ def test_a_lookup_is_lossless(K, V):
     for case, p, _ in language_pairs(V, f"drafters {K}", most=max(2, 5 - K), halves=True):
         for make in (SuffixDrafter, lambda: SuffixDrafter(0.5)):
             assert loop_error(speculate, make, p, K, V, case).error == 0, case
+
+
+@settings(max_examples=examples(100), deadline=None, derandomize=True)
+@given(texts, st.integers(1, 4), st.integers(1, 4))
+def test_an_ending_that_is_shorter_than_asked_drafts_nothing(tokens, longest, shortest):
+    if shortest > longest:
+        with pytest.raises(InputError, match=f"shortest.*no more than longest.*at most {longest}, not {shortest}"):
+            NGramDrafter(longest, shortest)
+        return
+    found = started(NGramDrafter(longest, shortest), tokens).propose(3, SamplingParams(), None).tokens
+    free = started(NGramDrafter(longest), tokens).propose(3, SamplingParams(), None).tokens
+    assert found == (free if search(tokens)[0] >= shortest else [])

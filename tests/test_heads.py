@@ -6,7 +6,7 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
-from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read
+from helpers_drafters import CPU, DRAFT, OPTIONS, V, difference, random_head, random_target, read, windowed
 from specdec.cache import KVCache
 from specdec.drafters.head import (
     Head,
@@ -28,6 +28,7 @@ from specdec.drafters.head import (
 from specdec.drafters.head_drafter import FastHead, HeadDrafter
 from specdec.drafters.load import load_drafter
 from specdec.drafters.model import plain_weight
+from specdec.drafters.tree import TreeDrafter
 from specdec.errors import InputError
 from specdec.models.devices import has_bfloat16
 from specdec.models.hub import load_transformers
@@ -101,6 +102,37 @@ def test_batched_and_incremental_agree_step_by_step(folder, name, dtype):
                 assert difference(logits, batched[s][0, n - 1]) < limit, (n, s)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_window_hides_what_is_further_back(target, layers):
+    "Read at once, in pieces and one by one; the negative control is the same head without it."
+    wide = random_head(target, num_layers=layers)
+    head = windowed(wide, target, 6)
+    tokens = torch.randint(V, (1, 30), generator=torch.Generator().manual_seed(2))
+    features, text = read(target, tokens, head.config.layers), tokens[0].tolist()
+    seen, all_seen = (each(tokens, features, 1)[0][0].detach() for each in (head, wide))
+    assert torch.equal(seen[:6], all_seen[:6]) and difference(seen[6:], all_seen[6:]) > 1e-3
+    fast = FastHead(head, target_embedding(target))
+    with torch.inference_mode():
+        for pieces in ([29], [4, 9, 16], [1] * 29):
+            cache, at = KVCache(layers, 40), 0
+            for n in pieces:
+                logits, _ = fast.step(text[at + 1:at + n + 1], fast.fuse(features[0, at:at + n]), cache)
+                at += n
+                assert difference(logits, seen[at - 1]) < 1e-5, at
+    with pytest.raises(InputError, match="a layer of this head sees a window.*take a HeadDrafter"):
+        TreeDrafter(head, target)
+
+
+def test_a_step_of_its_own_sees_the_window_and_the_steps_before(target):
+    q, *rest = (torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (4, 2, 2, 2, 2))
+    keys, values = rest[:2], rest[2:]
+    near = torch.ones(9, 9).tril().triu(-2)
+    mask = torch.cat([near, torch.eye(9)], 1).bool()
+    dense = F.scaled_dot_product_attention(
+        q, *(torch.cat(side, 2).repeat_interleave(2, 1) for side in (keys, values)), attn_mask=mask)
+    assert difference(unrolled_attention(q, keys, values, 3), dense) < 1e-6
+
+
 def test_a_head_that_forgets_its_own_steps_does_not_agree(target, monkeypatch):
     "The negative control: without the later steps' own keys, the first step still agrees and the second doesn't."
     head = random_head(target)
@@ -108,7 +140,8 @@ def test_a_head_that_forgets_its_own_steps_does_not_agree(target, monkeypatch):
     features = read(target, tokens, head.config.layers)
     right = head(tokens, features, 2)
     monkeypatch.setattr(
-        "specdec.drafters.head.unrolled_attention", lambda q, keys, values: unrolled_attention(q, keys[:1], values[:1])
+        "specdec.drafters.head.unrolled_attention",
+        lambda q, keys, values, window: unrolled_attention(q, keys[:1], values[:1]),
     )
     wrong = head(tokens, features, 2)
     assert difference(wrong[0], right[0]) == 0 and difference(wrong[1], right[1]) > 1e-3

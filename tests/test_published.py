@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+import specdec
 from helpers_drafters import (
     CPU,
     DRAFT,
@@ -23,9 +26,16 @@ from helpers_drafters import (
     random_target,
     read,
 )
-from specdec.drafters.head import feature_layers, load_head, save_head, share_embedding
+from specdec.drafters.base import NoDrafter
+from specdec.drafters.head import Head, feature_layers, layer_windows, load_head, save_head, share_embedding
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError
+from specdec.models.hub import load_transformers
+from specdec.models.llama import rms_norm
 from specdec.models.loading import load_model
+from specdec.models.transformers import TransformersLM
+from specdec.options import Options
 from specdec.train.export import vllm_command
 
 
@@ -120,12 +130,112 @@ def test_a_head_of_others(target, tmp_path):
     assert load_head(tmp_path, deep).config.layers == (2, 4, 5)
 
 
+def stored_as(folder, target, head, decoder=None, **changes):
+    "A head's folder with other entries in its config.json."
+    save_head(head, folder, target)
+    stored = json.loads((folder / "config.json").read_text())
+    stored["transformer_layer_config"] |= decoder or {}
+    (folder / "config.json").write_text(json.dumps(stored | changes))
+    return folder
+
+
+@pytest.mark.parametrize("layers", [(1, 3, 4), (1, 3, 5), (0, 5)])
+def test_hidden_states_named_in_any_order_are_read_from_below_the_last_one_before_its_norm(target, tmp_path, layers):
+    "As vLLM hands them out, for training and for serving: it sorts them, and counts before the final norm."
+    head = random_head(target, layers=layers)
+    for named in (layers, layers[::-1]):
+        stored_as(tmp_path, target, head, eagle_aux_hidden_state_layer_ids=named)
+        again = load_head(tmp_path, target)
+        assert again.config.layers == layers == HeadDrafter(again, target).layers
+    text = torch.randint(V, (1, 9))
+    logits, states = target.forward(text, layers=layers)
+    for i, state in zip(layers, states.chunk(len(layers), -1)):
+        assert torch.equal(state, target.forward(text, layers=(i,))[1])
+        if i < 5: continue
+        assert difference(target.head(rms_norm(state, target.norm, target.config.rms_norm_eps)), logits) < 1e-6
+    found = specdec.Pair(target, load_drafter(tmp_path, target)).generate([1, 2, 3], K=3, max_new_tokens=20)
+    plain = specdec.Pair(target, NoDrafter()).generate([1, 2, 3], max_new_tokens=20)
+    assert found.generated_ids == plain.generated_ids and found.num_drafted > 0
+
+
+def test_the_last_state_of_a_wrapped_target_is_refused(folder, target, tmp_path):
+    save_head(random_head(target, layers=(1, 3, 5)), tmp_path, target)
+    wrapped = TransformersLM(load_transformers(folder, CPU, torch.float32))
+    with pytest.raises(ModelError, match="State 5 comes out of transformers behind the final norm.*specdec computes"):
+        load_head(tmp_path, wrapped)
+    save_head(random_head(target, layers=(1, 3, 4)), tmp_path, target)
+    assert load_head(tmp_path, wrapped).config.layers == (1, 3, 4)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_layers_with_a_window_are_read_and_saved(target, tmp_path, kind):
+    window = dict(model_type=kind, layer_types=["sliding_attention", "full_attention"], sliding_window=6,
+                  use_sliding_window=True)
+    head = random_head(target, num_layers=2)
+    if kind == "qwen3":
+        sizes = head.config.decoder.to_dict()
+        decoder = Qwen3Config(**{key: value for key, value in sizes.items() if key != "model_type"})
+        head = share_embedding(Head(replace(head.config, decoder=decoder), DRAFT), target)
+    wide = load_head(stored_as(tmp_path / "wide", target, head), target)
+    near = load_head(stored_as(tmp_path / "near", target, head, window), target)
+    assert layer_windows(wide.config.decoder) == [None, None] and layer_windows(near.config.decoder) == [6, None]
+    text = torch.randint(V, (1, 12))
+    features = read(target, text, head.config.layers)
+    a, b = (share_embedding(each, target)(text, features, 1)[0][0] for each in (wide, near))
+    assert difference(a[:6], b[:6]) < 1e-6 and difference(a[6:], b[6:]) > 1e-4
+    save_head(near, tmp_path / "again", target)
+    assert layer_windows(load_head(tmp_path / "again", target).config.decoder) == [6, None]
+
+
+def test_a_part_of_each_head_that_the_library_does_not_read(target, tmp_path):
+    "Its default rotary embedding turns heads as a whole, whatever the config says beside it; the others don't."
+    head = random_head(target)
+    part = dict(rope_parameters=head.config.decoder.rope_parameters | dict(partial_rotary_factor=0.5))
+    found = load_head(stored_as(tmp_path, target, head, part), target)
+    assert torch.equal(found.frequencies, head.frequencies)
+    decoder = LlamaConfig(**{**head.config.decoder.to_dict(), **part})
+    assert torch.allclose(LlamaRotaryEmbedding(decoder).inv_freq, head.frequencies)
+
+
+def test_what_a_config_leaves_out_is_the_librarys_default(folder, tmp_path):
+    target = random_target(tmp_path / "wide", V=32100)
+    head = random_head(target, torch.arange(0, 32000))
+    save_head(head, tmp_path, target, K=3)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    del stored["draft_vocab_size"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    config = load_head(tmp_path, target).config
+    assert config.draft_vocab_size == 32000 and config.K == 3
+    del stored["speculators_config"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    assert load_head(tmp_path, target).config.K is None
+
+
+def test_the_K_of_a_head_is_its_pairs_unless_the_call_says_another(target, tmp_path):
+    save_head(random_head(target), tmp_path, target, K=3)
+    drafter = load_drafter(tmp_path, target)
+    drafter.drafter.stop_below = 0.0
+    pair = specdec.Pair(target, drafter)
+    how = dict(max_new_tokens=20, ignore_eos=True)
+    for result, K in ((pair.generate([1, 2, 3], **how), 3), (pair.generate([1, 2, 3], K=4, **how), 4),
+                      (pair.generate([[1, 2, 3]], Options(**how))[0], 3),
+                      (specdec.Pair(target, HeadDrafter(random_head(target), target)).generate([1, 2], **how), 5)):
+        assert result.settings["K"] == K == max(len(r.drafted) for r in result.rounds)
+
+
 REMOVED = object()
 MISFITS = {  # what differs in config.json, what differs in its decoder's part, and what the error says
     "another kind": (dict(speculators_model_type="mlp"), {}, "no EAGLE-3 head"),
     "no kind": (dict(speculators_model_type=REMOVED), {}, "EAGLE-3 head in its authors' format"),
     "no decoder": (dict(transformer_layer_config=REMOVED), {}, "can't be used"),
-    "no vocabulary": (dict(draft_vocab_size=REMOVED), {}, "can't be used"),
+    "no vocabulary": (dict(draft_vocab_size=REMOVED), {}, "draft_vocab_size is 32000"),
+    "K is a text": (dict(speculators_config=dict(proposal_methods=[dict(speculative_tokens="3")])), {}, "K is '3'"),
+    "a window is a text": (
+        {}, dict(sliding_window="8", layer_types=["sliding_attention"]), "can't be used"),
+    "a state twice": (dict(eagle_aux_hidden_state_layer_ids=[0, 1, 1]), {}, "rising"),
+    "half of each head turns": (
+        {}, dict(rope_parameters=dict(rope_type="linear", factor=2.0, rope_theta=1e4, partial_rotary_factor=0.5)),
+        "whole"),
     "vocabulary is a fraction": (dict(draft_vocab_size=10.0), {}, "draft_vocab_size is 10.0"),
     "our own key is a text": (dict(specdec="x"), {}, "can't be used"),
     "layers are letters": (dict(eagle_aux_hidden_state_layer_ids="abc"), {}, "layers is"),

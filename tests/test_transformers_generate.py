@@ -12,6 +12,7 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LogitsProcessorList,
+    StaticCache,
     StoppingCriteriaList,
     StopStringCriteria,
     TextIteratorStreamer,
@@ -303,6 +304,34 @@ def test_a_cached_prompt_is_not_read_again(llama):
     generate(llama, torch.cat([text, torch.tensor([[3]])], 1), drafter=NoDrafter(), max_new_tokens=3, **past)
     hook.remove()
     assert seen == [2, 1, 1]
+
+
+def test_a_static_cache_is_continued_and_extended(llama):
+    plain = generate(llama, ours=None, max_new_tokens=8)
+    assert torch.equal(generate(llama, cache_implementation="static", max_new_tokens=8), plain)
+    held = generate(llama, cache_implementation="static", max_new_tokens=8, return_dict_in_generate=True)
+    assert torch.equal(held.sequences, plain) and getattr(held, cache_argument(llama)).get_seq_length() == 13
+    cache = StaticCache(config=llama.config, max_cache_len=30)
+    past = {cache_argument(llama): cache}
+    more = torch.cat([generate(llama, max_new_tokens=8, **past), torch.tensor([[3, 17, 42]])], 1)
+    assert int(cache.get_seq_length()) == 13
+    text = generate(llama, more, max_new_tokens=8, **past)
+    assert torch.equal(text, generate(llama, more, ours=None, max_new_tokens=8)) and int(cache.get_seq_length()) == 24
+    whole = DynamicCache(config=llama.config)
+    llama(text[:, :24], **{cache_argument(llama): whole})
+    for a, b in zip(cache.layers, whole.layers): assert torch.allclose(a.keys[:, :, :24], b.keys, atol=1e-5)
+    with pytest.raises(InputError, match="has room for 30 tokens, and 32 may be written"):
+        generate(llama, text, max_new_tokens=8, **past)
+
+
+def test_a_static_cache_of_windows():
+    "The library's own is left alone; one that is handed in can't be rolled back."
+    model = random_model(OTHERS["gemma3-window"])
+    plain = generate(model, ours=None, max_new_tokens=20)
+    assert torch.equal(generate(model, cache_implementation="static", max_new_tokens=20), plain)
+    past = {cache_argument(model): StaticCache(config=model.config, max_cache_len=40)}
+    with pytest.raises(InputError, match="StaticCache with layers .*StaticSlidingWindowLayer can't be rolled"):
+        generate(model, **past)
 
 
 @pytest.mark.parametrize("how, match", [
@@ -622,7 +651,6 @@ def test_a_processor_that_sets_itself_up_is_not_refused(llama):
     (dict(assistant_early_exit=1), "assisted generation"),
     (dict(output_attentions=True, return_dict_in_generate=True), "output_attentions"),
     (dict(output_hidden_states=True, return_dict_in_generate=True), "output_hidden_states"),
-    (dict(cache_implementation="static"), "StaticCache can't be rolled back"),
     (dict(guidance_scale=1.5), "UnbatchedClassifierFreeGuidanceLogitsProcessor remembers"),
     (dict(watermarking_config=transformers.SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=2), do_sample=True),
      "SynthIDTextWatermarkLogitsProcessor remembers"),

@@ -32,10 +32,22 @@ THEIRS = {  # options of the heads that the library saves
     "Llama layers": dict(num_layers=1),
     "Qwen3 layers, two of them": dict(num_layers=2, model_type="qwen3", norm_before_residual=True),
     "all tokens": dict(num_layers=1, draft_every=1),
+    "the state after the last layer, named first": dict(num_layers=1, layers=[30, 3, 12]),
+    "a window of 8 tokens, in the first of two layers": dict(num_layers=2, decoder=dict(
+        layer_types=["sliding_attention", "full_attention"], sliding_window=8)),
+    "a window of 8 tokens, in a Qwen3 layer": dict(num_layers=1, model_type="qwen3", decoder=dict(
+        layer_types=["sliding_attention"], sliding_window=8, use_sliding_window=True)),
+    "a partial rotary factor": dict(num_layers=1, rotary=dict(partial_rotary_factor=0.5)),
+    "no draft_vocab_size in the config": dict(num_layers=1, first=32000),
 }
 OLDER = "an older checkpoint, turned into a folder by speculators convert"
 SHIPPED = "the trained head of the package, in two files"
 EVERY = 6  # the draft vocabulary is every sixth token, unless the options say otherwise
+
+
+def features_of(options: dict) -> str:
+    "What the features of a case are called in the file that hands them over."
+    return f"features {options['layers']}" if "layers" in options else "features"
 
 
 # in the environment of its own: nothing of specdec is imported there
@@ -51,13 +63,13 @@ def theirs(work: Path) -> None:
     older = work / "older"  # what `speculators convert` runs
     convert_model(str(older), (older / "verifier").read_text(), "eagle3", str(work / "converted"))
     given = load_file(work / "features.safetensors")
-    def logits(model) -> dict:
+    def logits(model, features: str = "features") -> dict:
         found = []
         def keep(module, inputs, output): found.append(output.detach()[0].contiguous())
         hook = model.lm_head.register_forward_hook(keep)
         tokens = given["tokens"][:, 1:]
         documents = torch.zeros(1, tokens.shape[1], dtype=torch.long)
-        with torch.no_grad(): model.eval()(given["features"][:, :-1], tokens, documents, ttt_steps=STEPS)
+        with torch.no_grad(): model.eval()(given[features][:, :-1], tokens, documents, ttt_steps=STEPS)
         hook.remove()
         return {f"{step}": rows for step, rows in enumerate(found)}
 
@@ -74,22 +86,29 @@ def theirs(work: Path) -> None:
     for i, options in enumerate(THEIRS.values()):
         stored = json.loads((work / "ours" / "0" / "config.json").read_text())
         kind = dict(num_hidden_layers=options["num_layers"], model_type=options.get("model_type", "llama"))
-        layer = stored["transformer_layer_config"] | kind
+        layer = stored["transformer_layer_config"] | kind | options.get("decoder", {})
+        layer["rope_parameters"] |= options.get("rotary", {})
         del stored["specdec"], layer["dtype"]
         V, every = layer["vocab_size"], options.get("draft_every", EVERY)
-        stored |= dict(transformer_layer_config=layer, draft_vocab_size=len(range(0, V, every)),
+        ids = torch.arange(options["first"]) if "first" in options else torch.arange(0, V, every)
+        stored |= dict(transformer_layer_config=layer, draft_vocab_size=len(ids),
                        norm_before_residual=options.get("norm_before_residual", False))
+        if "layers" in options: stored["eagle_aux_hidden_state_layer_ids"] = options["layers"]
+        if "first" in options: del stored["draft_vocab_size"]
         (work / "config.json").write_text(json.dumps(stored))
         torch.manual_seed(i)
         model = Eagle3DraftModel(config_of(work))
-        ids = torch.arange(0, V, every)
         known = torch.zeros(V, dtype=torch.bool).index_fill(0, ids, True)
         model.load_vocab_mappings(known, ids - torch.arange(len(ids)))
         model.load_verifier_weights()
         for name, parameter in model.named_parameters():
             if "norm" in name: parameter.data += 0.1 * torch.randn_like(parameter)
         model.save_pretrained(work / "theirs" / str(i))
-        save_file(logits(model), work / "theirs" / f"{i}.safetensors")
+        if "first" in options:  # the library writes its default
+            saved = json.loads((work / "theirs" / str(i) / "config.json").read_text())
+            assert saved.pop("draft_vocab_size") == options["first"]
+            (work / "theirs" / str(i) / "config.json").write_text(json.dumps(saved))
+        save_file(logits(model, features_of(options)), work / "theirs" / f"{i}.safetensors")
 
 
 # in our own environment
@@ -155,7 +174,10 @@ def compare(python: Path, length: int = 96) -> dict:
     for options in OURS.values():
         heads.append(made(**{name: value for name, value in options.items() if name != "embedding"}))
     layers = heads[0].config.layers
-    features = target.forward(tokens, target.new_cache(tokens.shape[1]), layers=layers)[1].clone()
+    def read(layers): return target.forward(tokens, target.new_cache(tokens.shape[1]), layers=layers)[1].clone()
+    features = read(layers)
+    given = dict(features=features) | {
+        features_of(options): read(sorted(options["layers"])) for options in THEIRS.values() if "layers" in options}
     rows = []
     def line(direction, case, ours, stored):
         found, same = [], []
@@ -168,7 +190,7 @@ def compare(python: Path, length: int = 96) -> dict:
     with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
         work = Path(temporary)
         (work / "theirs").mkdir()
-        save_file(dict(tokens=tokens, features=features), work / "features.safetensors")
+        save_file(dict(tokens=tokens, **given), work / "features.safetensors")
         for i, (head, options) in enumerate(zip(heads, OURS.values())):
             save_head(head, work / "ours" / str(i), target, verifier=str(fetch()), embedding="embedding" in options)
             if "embedding" in options: (work / "ours" / str(i) / "embedded").touch()
@@ -186,10 +208,10 @@ def compare(python: Path, length: int = 96) -> dict:
         for i, (case, head) in enumerate(zip([*OURS, SHIPPED], heads)):
             stored = load_file(work / f"{i}.theirs.safetensors")
             line("ours, loaded by speculators", case, head(tokens, features, STEPS), stored)
-        for i, case in enumerate(THEIRS):
+        for i, (case, options) in enumerate(THEIRS.items()):
             head = load_head(work / "theirs" / str(i), target)
             stored = load_file(work / "theirs" / f"{i}.safetensors")
-            line("theirs, loaded by us", case, head(tokens, features, STEPS), stored)
+            line("theirs, loaded by us", case, head(tokens, given[features_of(options)], STEPS), stored)
         converted = load_head(work / "converted", target)
         same = dict(enumerate(heads[0](tokens, features, STEPS)))
         line("theirs, loaded by us", OLDER, share_embedding(converted, target)(tokens, features, STEPS),

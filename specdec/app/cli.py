@@ -223,7 +223,7 @@ def round_length(said: str) -> int | str:
     raise typer.BadParameter(f"Expected a whole number of at least 1, or adaptive, not {said}.")
 
 _FLAGS: dict[str, dict] = { # of the options whose flag says more than their field
-    "K": dict(names=("-K", "--draft-tokens"), kind=str, parser=round_length,
+    "K": dict(names=("-K", "--draft-tokens"), kind=str | None, parser=round_length,
               metavar="N|adaptive"),
     "stop": dict(kind=list[str] | None, metavar="TEXT", also="; may be given several times"),
     "method": dict(kind=Literal[METHODS]),
@@ -239,7 +239,6 @@ def _flag(each: Field, # of specdec.options.Options
     if "|" in str(each.type) and kind is each.type: kind = get_args(kind)[0] | None
     if also := more.pop("also", ""): note = note.removesuffix(".") + also + "."
     default = None if each.default == () else each.default
-    if each.name == "K": default = str(default)
     limits = {"min": each.metadata.get("ge"), "max": each.metadata.get("le")}
     return Parameter(each.name, Parameter.KEYWORD_ONLY, default=default,
                      annotation=Annotated[kind, under(*names, help=note, **limits, **more)])

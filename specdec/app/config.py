@@ -109,7 +109,7 @@ class _Decoding(_Section):
     @classmethod
     def round_length(cls, value):
         "In one sentence, where a union would complain twice."
-        if value == "adaptive" or type(value) is int and value >= 1: return value
+        if value in (None, "adaptive") or type(value) is int and value >= 1: return value
         raise ValueError(f"expected a whole number of at least 1, or adaptive, not {value!r}")
 
     def settings(self) -> dict: # arguments of `Pair.generate`
@@ -119,7 +119,7 @@ class _Decoding(_Section):
         return given | {"K": K} | ({} if lenience is None else {"verify": LossyLenience(lenience)})
 
 _KINDS: dict[str, Any] = { # of the options whose type in a file is another one
-    "K": Annotated[int, Field(ge=1)] | Literal["adaptive"],
+    "K": Annotated[int, Field(ge=1)] | Literal["adaptive"] | None,
     "seed": Annotated[int, Field(ge=-2**63, lt=2**64)] | None,
     "stop": list[Annotated[str, AfterValidator(_some_text)]],
     "method": Literal[METHODS],

@@ -28,7 +28,7 @@ from ..errors import check, require_int
 from ..loop import commit, decide, draft, serve, start, up_to_end
 from ..models.protocol import CausalLM, WrapperLM
 from specdec.models.transformers import (
-    TransformersLM, cache_argument, evaluating, is_off, trial_text, windows,
+    TransformersLM, cache_argument, evaluating, inside, is_off, trial_text, windows,
 )
 from ..result import Round
 from ..sampling import RandomSource, SamplingParams, SeededRandom, probabilities
@@ -132,7 +132,9 @@ class ProcessedLM(WrapperLM):
         "A cache for the inner model, which begins with what `held` holds."
         self.cache = cache = self.model.new_cache(capacity)
         if self.held is not None:
-            for i, layer in enumerate(self.held.layers): cache.append(i, layer.keys, layer.values)
+            length = int(self.held.get_seq_length())  # the buffers of a static one are longer
+            for i, layer in enumerate(self.held.layers):
+                cache.append(i, layer.keys[:, :, :length], layer.values[:, :, :length])
         return cache
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, last: int | None = None,
@@ -258,7 +260,7 @@ def drafter_of(drafter: object, target: CausalLM) -> Drafter:
     if isinstance(drafter, (NGramDrafter, SuffixDrafter)): return UpToEnd(drafter)
     if is_drafter(drafter): return drafter
     if isinstance(drafter, CandidateGenerator): return CandidateDrafter(drafter, target.device)
-    if isinstance(drafter, PreTrainedModel): drafter = TransformersLM(drafter)
+    if isinstance(inside(drafter), PreTrainedModel): drafter = TransformersLM(drafter)
     check(hasattr(drafter, "vocab_size") and not isinstance(drafter, type),
           "drafter must be a drafter of specdec, a model, a module of transformers, a candidate "
           f"generator, or None (n-gram lookup), not {named(drafter)}.")
@@ -268,6 +270,15 @@ def drafter_of(drafter: object, target: CausalLM) -> Drafter:
 # what `generate` hands on that the loop uses, or needs no more
 _UNDERSTOOD = {"attention_mask", "position_ids", "cache", "past_key_values", "cache_params",
                "cache_position", "use_cache", "logits_to_keep", "synced_gpus"}
+# what says of each token whether it stands for an image: 0 is text
+_KINDS = {"token_type_ids", "mm_token_type_ids"}
+
+def not_text(name: str, value: object) -> list[str]: # what to call it; empty: nothing is lost
+    "What an argument of the model holds besides the text."
+    if value is None or name in _UNDERSTOOD: return []
+    if name in _KINDS and isinstance(value, Tensor): return [name] if value.any() else []
+    if name == "mm_encoder_outputs" and isinstance(value, dict): return sorted(value)
+    return [name]
 
 def check_served(model, config: "GenerationConfig", model_kwargs: dict[str, Any]) -> None:
     "Raise `InputError` for what another algorithm, or another kind of model, would have to serve."
@@ -285,8 +296,7 @@ def check_served(model, config: "GenerationConfig", model_kwargs: dict[str, Any]
           f"{mode.replace('_', ' ')}: {instead}")
     for name in ("output_attentions", "output_hidden_states", "assistant_early_exit"):
         check(not getattr(config, name, None), f"{name} can't be served: {instead}")
-    others = [name for name, value in model_kwargs.items()
-              if name not in _UNDERSTOOD and value is not None]
+    others = [found for name, value in model_kwargs.items() for found in not_text(name, value)]
     check(not others, f"The model would get {', '.join(others)} besides token ids, which "
           f"transformers_generate doesn't pass on: {instead}")
 
@@ -325,6 +335,7 @@ def padding_of(ids: Tensor, config: "GenerationConfig",
     return pads
 
 def cache_of(target: TransformersLM, ids: Tensor, pads: list[int], drafter: Drafter,
+             limit: int, # tokens of the text, at most
              model_kwargs: dict[str, Any]):
     """The library's cache, or None; raises `InputError` for one that can't be continued."""
     names = "cache", "past_key_values", "cache_params"
@@ -334,16 +345,23 @@ def cache_of(target: TransformersLM, ids: Tensor, pads: list[int], drafter: Draf
         check(not getattr(cache, "_is_user_defined", False), "The cache of a model with recurrent "
               "states can't be continued: leave it out, and the prompt is read again.")
         return None
-    given, length = getattr(cache, "_is_user_defined", False), cache.get_seq_length()
-    kind = type(cache).__name__
-    check(kind == "DynamicCache", f"A {kind} can't be rolled back by position: leave the cache out "
+    given, length = getattr(cache, "_is_user_defined", False), int(cache.get_seq_length())
+    kind, layers = type(cache).__name__, {type(layer).__name__ for layer in cache.layers}
+    static = kind == "StaticCache" and layers == {"StaticLayer"}
+    if kind == "StaticCache" and not (static or given): return None # of the library's own loop
+    check(static or kind == "DynamicCache", f"A {kind} with layers of the kind "
+          f"{', '.join(sorted(layers))} can't be rolled back by position: leave the cache out "
           "(cache_implementation too), or hand in a DynamicCache.")
+    room = min((layer.max_cache_len for layer in cache.layers), default=0) if static else limit
+    check(limit - 1 <= room, f"The StaticCache has room for {room} tokens, and {limit - 1} may be "
+          "written: make it larger, or leave it out.")
     alone = len(ids) == 1 and not any(pads)
     check(alone or not given, "A cache is handed in with a batch or with padding: "
           "transformers_generate continues a cache for a single prompt only.")
     check(length < ids.shape[1], f"The cache holds {length} tokens, and there are {ids.shape[1]}: "
           "hand in all tokens, those that the cache holds first, and at least one more.")
-    whole = all(layer.keys.shape[2] == length for layer in cache.layers) if length else True
+    whole = static or not length or all(
+        layer.keys.shape[2] == length for layer in cache.layers)
     check(whole, "The cache holds only a window of its tokens, which can't be rolled back: leave "
           "it out, and the prompt is read again.")
     check(not (length and drafter.layers), "The drafter needs the target's features of all tokens, "
@@ -490,11 +508,11 @@ def decode_all(model, input_ids: Tensor, logits_processor: Sequence[Callable], s
     check(count == 1 or not keeps, "Scores and logits are kept for a single prompt, and this is a "
           f"batch of {count}: leave output_scores and output_logits out.")
     pads = padding_of(input_ids, config, model_kwargs)
-    cache = cache_of(target, input_ids, pads, drafter, model_kwargs)
-    check_processors(logits_processor, input_ids, target.vocab_size)
     limit = stopping_criteria.max_length or config.max_length
     check(limit is not None, "Nothing says how many tokens are wanted: give max_new_tokens.")
     limit = max(limit, width + 1)
+    cache = cache_of(target, input_ids, pads, drafter, limit, model_kwargs)
+    check_processors(logits_processor, input_ids, target.vocab_size)
 
     sampling = SamplingParams(1.0 if config.do_sample else 0.0)
     if config.do_sample: drafter = LikeTarget(drafter, sampling_of(logits_processor))
@@ -554,7 +572,7 @@ def call_generate(model, drafter: Any, K: int, streamer: Any, inputs: Tensor | N
 # %% ../../nbs/engine/20_generate.ipynb #tfg00023
 def extend(theirs, ours: KVCache, length: int) -> None:
     "Append to a cache of transformers what ours holds beyond it, up to `length` positions."
-    known = theirs.get_seq_length()
+    known = int(theirs.get_seq_length())
     for i, (keys, values) in enumerate(zip(ours.keys, ours.values)):
         assert keys is not None and values is not None
         theirs.update(keys[:, :, known:length].clone(), values[:, :, known:length].clone(), i)

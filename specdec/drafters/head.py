@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,8 @@ from ..models.checkpoint import Checkpoint
 from ..models.files import json_object, parse_json, place_for, written_together
 from ..models.hub import check_config, check_no_older_head, check_regular
 from ..models.llama import Llama, head_size, positions, rms_norm, rope_frequencies, rotate
-from ..models.protocol import CausalLM
+from ..models.linear import hidden_places
+from ..models.protocol import CausalLM, innermost
 from ..models.transformers import TransformersLM, check_sizes, is_native
 
 # %% ../../nbs/drafters/06_head.ipynb #7e5c0d1f
@@ -52,6 +53,7 @@ class HeadConfig:
     norm_output: bool = False
     # the head's folder carries an embedding; else it is the target's
     own_embedding: bool = False
+    K: int | None = None # draft tokens a round that it was made for; None: not known
 
     @property
     def feature_size(self) -> int: # F, numbers in a feature: all hidden states together
@@ -62,8 +64,7 @@ class HeadConfig:
 def feature_layers(depth: int, # layers of the target, at least 3
                   ) -> tuple[int, int, int]:
     """The hidden states that a head reads by default: after a quarter and three fifths of the
-    layers, and before the last layer. (The state after the last layer is normalised here and in
-    transformers, and is not in vLLM.)"""
+    layers, and before the last layer."""
     check(
         depth >= 3,
         f"A target with {depth} layers doesn't have three different hidden states before its last "
@@ -72,12 +73,15 @@ def feature_layers(depth: int, # layers of the target, at least 3
     return depth // 4, 3 * depth // 5, depth - 1
 
 def _check_features(layers: Sequence[int], # which hidden states
-                    depth: int) -> None:   # layers of the target
-    "Raise `InputError` unless these are hidden states before the last layer, in rising order."
-    rising = list(layers) == sorted(set(layers))
-    check(len(layers) > 0 and rising and all(0 <= i < depth for i in layers),
-          f"A head reads hidden states out of 0…{depth - 1}, in rising order, not {list(layers)}. "
-          f"(State {depth} is normalised here, and not where the head may be served.)")
+                    target: CausalLM) -> None:
+    "Raise `InputError` unless these are hidden states that the target gives, in rising order."
+    depth = target.config.num_hidden_layers
+    wrapped = isinstance(innermost(target), TransformersLM)
+    why = (f" (State {depth} comes out of transformers behind the final norm, and a head reads it "
+           "before: take a target that specdec computes itself.)" if wrapped else "")
+    last, rising = depth - wrapped, list(layers) == sorted(set(layers))
+    check(len(layers) > 0 and rising and all(0 <= i <= last for i in layers),
+          f"A head reads hidden states out of 0…{last}, in rising order, not {list(layers)}.{why}")
 
 # %% ../../nbs/drafters/06_head.ipynb #ff663ae3
 def head_config(target: CausalLM,                     # sizes are taken from its config
@@ -92,7 +96,7 @@ def head_config(target: CausalLM,                     # sizes are taken from its
     from transformers import LlamaConfig
     c, depth = target.config, target.config.num_hidden_layers
     layers = tuple(feature_layers(depth) if layers is None else layers)
-    _check_features(layers, depth)
+    _check_features(layers, target)
     name = "draft_vocab_size, a part of the target's tokens,"
     draft_vocab_size = require_int(draft_vocab_size, name, 1, target.vocab_size)
     num_layers = require_int(num_layers, "num_layers, of the head,", 1, depth)
@@ -133,21 +137,25 @@ def vocabulary_maps(tokens: Tensor | None, # the draft vocabulary: target ids, r
 def unrolled_attention(q: Tensor,            # queries of the newest step, [B, heads, n, d]
                        keys: list[Tensor],   # for each step so far, [B, kv_heads, n or more, d]
                        values: list[Tensor], # likewise
+                       window: int | None = None, # rows of the first step that a row sees
                       ) -> Tensor: # [B, heads, n, d]
-    "Row i attends to rows 0…i of the first step, and to row i of each later step."
+    """Row i attends to rows 0…i of the first step, or the last of them, and to row i of each later
+    step."""
     B, heads, n, d = q.shape
     first_k, first_v = keys[0][:, :, :n], values[0][:, :, :n]
     kv_heads = first_k.shape[1]
+    hidden = hidden_places(torch.arange(n, device=q.device), n, window)
     if len(keys) == 1:
-        return F.scaled_dot_product_attention(q, first_k, first_v, is_causal=True,
-                                              enable_gqa=heads != kv_heads)
+        plain = window is None or n <= window
+        return F.scaled_dot_product_attention(
+            q, first_k, first_v, None if plain else ~hidden, is_causal=plain,
+            enable_gqa=heads != kv_heads)
     # stack query heads that share keys, for one matrix product
     folded = q.reshape(B, kv_heads, -1, d)
     grouped = q.reshape(B, kv_heads, -1, n, d)
     before = (folded @ first_k.transpose(-1, -2)).view(B, kv_heads, -1, n, n)
-    future = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)
     later = [(grouped * k[:, :, None, :n]).sum(-1, keepdim=True) for k in keys[1:]]
-    scores = torch.cat([before.masked_fill(future, float("-inf")), *later], -1) * d ** -0.5
+    scores = torch.cat([before.masked_fill(hidden, float("-inf")), *later], -1) * d ** -0.5
     wide = torch.promote_types(q.dtype, torch.float32)
     weights = scores.softmax(-1, dtype=wide).to(q.dtype)
     y = weights[..., :n].reshape(B, kv_heads, -1, n) @ first_v
@@ -170,8 +178,10 @@ class _Norm(nn.Module):
 class HeadAttention(nn.Module):
     "A head's attention in training: lists hold the keys and values of all unrolled steps."
     def __init__(self, decoder: "PretrainedConfig",
-                 inputs: int): # numbers that it reads at each position
+                 inputs: int, # numbers that it reads at each position
+                 window: int | None = None): # positions that it sees; None: all before
         super().__init__()
+        self.window = window
         size, bias = head_size(decoder), getattr(decoder, "attention_bias", False)
         heads, kv_heads = decoder.num_attention_heads, decoder.num_key_value_heads
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, size
@@ -195,7 +205,7 @@ class HeadAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         keys.append(rotate(k, cos, sin).transpose(1, 2))
         values.append(v.transpose(1, 2))
-        y = unrolled_attention(rotate(q, cos, sin).transpose(1, 2), keys, values)
+        y = unrolled_attention(rotate(q, cos, sin).transpose(1, 2), keys, values, self.window)
         return self.o_proj(y.transpose(1, 2).reshape(B, n, -1))
 
 # %% ../../nbs/drafters/06_head.ipynb #7dd619db
@@ -214,14 +224,21 @@ class HeadMLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 # %% ../../nbs/drafters/06_head.ipynb #7214b863
+def layer_windows(decoder: "PretrainedConfig") -> list[int | None]: # one for each layer; None: all
+    "How many positions each layer of a head sees, as `speculators` reads its config."
+    kinds = getattr(decoder, "layer_types", None) or ["full_attention"] * decoder.num_hidden_layers
+    return [getattr(decoder, "sliding_window", None) if kind == "sliding_attention" else None
+            for kind in kinds]
+
 class HeadLayer(nn.Module):
     """A decoder layer of a head. The first one reads the next token's embedding and the feature,
     concatenated; the others are ordinary."""
-    def __init__(self, config: HeadConfig, first: bool):
+    def __init__(self, config: HeadConfig, first: bool,
+                 window: int | None = None): # as for `HeadAttention`
         super().__init__()
         decoder, size, eps = config.decoder, config.decoder.hidden_size, config.decoder.rms_norm_eps
         self.norm_before_residual = config.norm_before_residual
-        self.self_attn = HeadAttention(decoder, 2 * size if first else size)
+        self.self_attn = HeadAttention(decoder, 2 * size if first else size, window)
         self.mlp = HeadMLP(decoder)
         self.input_layernorm = _Norm(size, eps)
         self.post_attention_layernorm = _Norm(size, eps)
@@ -270,7 +287,8 @@ class Head(nn.Module):
         size, eps, V = decoder.hidden_size, decoder.rms_norm_eps, decoder.vocab_size
         self.config = config
         self.fc = nn.Linear(config.feature_size, size, bias=False)
-        layers = [HeadLayer(config, first=i == 0) for i in range(decoder.num_hidden_layers)]
+        layers = [HeadLayer(config, i == 0, window)
+                  for i, window in enumerate(layer_windows(decoder))]
         self.layers = nn.ModuleList(layers)
         self.norm = _Norm(size, eps)
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
@@ -488,7 +506,7 @@ def check_fit(config: HeadConfig, target: CausalLM) -> None:
     if not config.own_embedding and decoder.hidden_size != c.hidden_size:
         raise ModelError(f"This head brings no embedding, and the target's has {c.hidden_size} "
                          f"numbers for a token where the head expects {decoder.hidden_size}.")
-    try: _check_features(config.layers, c.num_hidden_layers)
+    try: _check_features(config.layers, target)
     except InputError as error:
         raise ModelError("This head does not fit a target with "
                          f"{c.num_hidden_layers} layers. {error}") from error
@@ -575,18 +593,25 @@ def as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of t
     """The `HeadConfig` in a config.json. Raises `ValueError` for an invalid entry; other damage
     raises other exceptions."""
     from transformers import AutoConfig
-    sizes = dict(stored["transformer_layer_config"])
+    sizes = {"model_type": "qwen3", **stored["transformer_layer_config"]}
     count = sizes.get("num_hidden_layers", 1)
     if type(count) is not int or not 0 < count <= depth: raise ValueError(
         f"num_hidden_layers is {count!r}, and a head has 1…{depth}, no more than its target")
     decoder = AutoConfig.for_model(sizes.pop("model_type"), **sizes)
     layers = stored.get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)
-    names = {field.name for field in fields(HeadConfig)} - {"decoder", "layers"}
-    config = HeadConfig(decoder, tuple(layers), **{n: stored[n] for n in names & stored.keys()})
-    size, hidden = config.draft_vocab_size, config.target_hidden_size
+    if decoder.rope_parameters["rope_type"] == "default":  # layers of these kinds don't read it
+        decoder.rope_parameters.pop("partial_rotary_factor", None)
+    names = {field.name for field in fields(HeadConfig)} - {"decoder", "layers", "K"}
+    given: dict[str, Any] = {"draft_vocab_size": 32000} | {n: stored[n] for n in names & stored.keys()}
+    methods = (stored.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    # vLLM hands the states out from below, in whatever order they are named
+    given["K"] = methods[0].get("speculative_tokens")
+    config = HeadConfig(decoder, tuple(sorted(layers)), **given)
+    size, hidden, K = config.draft_vocab_size, config.target_hidden_size, config.K
     fits = {"layers": all(type(i) is int for i in config.layers),
             "draft_vocab_size": type(size) is int and 0 < size <= decoder.vocab_size,
-            "target_hidden_size": hidden is None or type(hidden) is int and hidden > 0}
+            "target_hidden_size": hidden is None or type(hidden) is int and hidden > 0,
+            "K": K is None or type(K) is int and K > 0}
     for field in fields(config):
         if field.default is False: fits[field.name] = type(getattr(config, field.name)) is bool
     for name, fit in fits.items():
@@ -614,10 +639,10 @@ def _read_config(folder: Path, # config.json is in it
             f"than this target's ({ours[:12]}…). It would be lossless, and slow: "
             "train one for this target."
         )
-    if not known or getattr(decoder, "sliding_window", None):
+    if not known:
         raise ModelError(
             f"The head in {folder} has layers of a kind ({decoder.model_type}) that we "
-            "don't compute: expected llama or qwen3 layers without a sliding window."
+            "don't compute: expected llama or qwen3 layers with silu, whose heads turn whole."
         )
     return config
 

@@ -17,7 +17,7 @@ from ..device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache, stat
 from .base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
                                    in_blocks, whole_blocks)
 from .head import (Head, HeadAttention, HeadLayer, HeadMLP, check_fit,
-                                   fuse_features, target_embedding)
+                                   fuse_features, layer_windows, target_embedding)
 from .model import ChainBuilder
 from ..errors import check, to_number
 from ..models.linear import Int4Linear, Linear, can_be_batch_invariant, fits_four_bits
@@ -44,6 +44,7 @@ def _fast_attention(module: HeadAttention) -> Attention:
     attention = Attention.__new__(Attention)  # its __init__ would read a checkpoint
     attention.heads, attention.kv_heads = module.heads, module.kv_heads
     attention.head_dim, attention.norm = module.head_dim, None
+    attention.windowed = module.window is not None
     attention.qkv = _joined(module.q_proj, module.k_proj, module.v_proj)
     attention.out = _joined(module.o_proj)
     if module.q_norm is not None and module.k_norm is not None:
@@ -88,7 +89,7 @@ class _PositionTable:
         decoder, weight = head.config.decoder, head.fc.weight
         self.frequencies, self.rope_scale = head.frequencies.to(weight.device), head.rope_scale
         self.groups = decoder.num_attention_heads // decoder.num_key_value_heads
-        self.dtype, self.window = weight.dtype, None
+        self.dtype, self.window = weight.dtype, next(filter(None, layer_windows(decoder)), None)
         self.table = self.angles(256)
 
     def angles(self, length: int) -> Positions:
@@ -97,8 +98,9 @@ class _PositionTable:
 
     def __call__(self, start: int, T: int) -> Positions: # T new positions from `start` on
         "The table grows where it is too short."
-        if T > 1:
-            return positions(self.frequencies, self.rope_scale, start, T, self.groups, self.dtype)
+        if T > 1 or self.window and start >= self.window: return positions(
+            self.frequencies, self.rope_scale, start, T, self.groups, self.dtype,
+            window=self.window)
         table = self.table  # a local name, since another thread may replace it
         if start >= len(table.cos): table = self.table = self.angles(2 * start)
         cos, sin = table.cos[start:start + 1], table.sin[start:start + 1]
@@ -283,6 +285,7 @@ class HeadDrafter(DrafterBase):
         self.head, self.stop_below = fast_head(head, target), to_number(stop_below)
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
         self.context_length = head.config.decoder.max_position_embeddings
+        self.K = head.config.K # that it was made for, or None
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> HeadState:

@@ -21,8 +21,8 @@ from ..models.llama import Llama
 # %% ../../nbs/drafters/02_lookup.ipynb #32915aa3
 class NGramState:
     "One sequence, and the last position of each of its n-grams."
-    def __init__(self, longest: int, tokens: list[int]):
-        self.longest = longest
+    def __init__(self, longest: int, tokens: list[int], shortest: int = 1):
+        self.longest, self.shortest = longest, shortest
         self.tokens: list[int] = []
         self.last_seen: dict[tuple[int, ...], int] = {}
         self.commit(tokens, None)
@@ -30,13 +30,13 @@ class NGramState:
     def commit(self, tokens: list[int], features: Tensor | None) -> None:
         "Index each n-gram by the position after it; a later occurrence replaces an earlier one."
         for token in tokens:
-            for n in range(1, min(self.longest, len(self.tokens)) + 1):
+            for n in range(self.shortest, min(self.longest, len(self.tokens)) + 1):
                 self.last_seen[tuple(self.tokens[-n:])] = len(self.tokens)  # `token` follows it
             self.tokens.append(token)
 
     def propose(self, K: int, sampling: SamplingParams, rng: RandomSource) -> Draft:
         "The tokens after the last earlier occurrence of the longest ending that has one."
-        for n in range(min(self.longest, len(self.tokens)), 0, -1):
+        for n in range(min(self.longest, len(self.tokens)), self.shortest - 1, -1):
             start = self.last_seen.get(tuple(self.tokens[-n:]))
             if start is not None: return Draft(self.tokens[start:start + K])
         return Draft([])
@@ -44,21 +44,25 @@ class NGramState:
 # %% ../../nbs/drafters/02_lookup.ipynb #85fedb19
 class NGramDrafter(DrafterBase):
     """Prompt lookup: finds the last tokens of the sequence earlier in the sequence, and proposes
-    the tokens that followed there (Saxena 2023). Raises `InputError` for a `longest` below 1."""
+    the tokens that followed there (Saxena 2023). Raises `InputError` for a `shortest` below 1 or
+    above `longest`."""
     layers: Sequence[int] = ()
     name = "n-gram lookup"
     best_certain = True  # see `plan.is_best_certain`
-    def __init__(self, longest: int = 3): # tokens in the longest n-gram looked for
+    def __init__(self, longest: int = 3, # tokens in the longest n-gram looked for
+                 shortest: int = 1):     # and in the shortest: nothing is drafted without one
         self.longest = require_int(longest, "longest, the tokens of an ending,", 1)
+        name = "shortest, the tokens of an ending, no more than longest,"
+        self.shortest = require_int(shortest, name, 1, self.longest)
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> NGramState:
         "An index of the prompt's n-grams."
-        return NGramState(self.longest, tokens)
+        return NGramState(self.longest, tokens, self.shortest)
 
     def on_device(self, target: Llama, K: int, capacity: int) -> "NGramOnDevice":
         "The same without an index."
-        return NGramOnDevice(self.longest)
+        return NGramOnDevice(self.longest, self.shortest)
 
 # %% ../../nbs/drafters/02_lookup.ipynb #27d01ab5
 class SuffixIndex:
@@ -226,14 +230,15 @@ def lookup_on_device(tokens: Tensor, length: Tensor, # of a `DeviceSequence`, [c
     return tokens.index_select(0, start + steps), agreement.index_select(0, start)
 
 class NGramOnDevice(NothingOnDevice):
-    "`NGramDrafter`: K tokens, where anything matches."
-    def __init__(self, longest: int): self.longest = longest
+    "`NGramDrafter`: K tokens, where enough matches."
+    def __init__(self, longest: int, shortest: int):
+        self.longest, self.shortest = longest, shortest
 
     def propose(self, sequence: DeviceSequence, K: int, sampling: SamplingParams,
                 generator: torch.Generator | None) -> DeviceDraft:
         "What followed the longest ending that occurred before."
         tokens, match = lookup_on_device(sequence.tokens, sequence.length, K, self.longest)
-        return DeviceDraft(tokens, None, K * match.clamp(max=1), all_finite(tokens.device))
+        return DeviceDraft(tokens, None, K * (match >= self.shortest), all_finite(tokens.device))
 
 class SuffixOnDevice(NothingOnDevice):
     "`SuffixDrafter`: the longer the match, the more tokens."

@@ -163,6 +163,8 @@ class TreeDrafter(DrafterBase):
                  shape: Sequence[Ranks] | None = None, # of `best_tree`; None: the likeliest nodes
                 ):
         self.head = fast_head(head, target)
+        check(self.head.where.window is None, "A tree is read over all of the text, and a layer of "
+              "this head sees a window of it only: take a HeadDrafter.")
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
         self.context_length = head.config.decoder.max_position_embeddings
         self.width, self.depth = require_int(width, "width", 1), require_int(depth, "depth", 1)

@@ -44,6 +44,13 @@ def ends_of(eos_ids: Iterable, options: Options) -> frozenset[int]:
     "The tokens that end a text; empty with `ignore_eos`."
     return frozenset() if options.ignore_eos else end_ids(eos_ids)
 
+K = 5 # draft tokens of a round, where neither the call nor a head says how many
+
+def own_K(drafter: Drafter | None) -> int: # None: the package's default, not loaded yet
+    "How many tokens a round drafts unless the call says so."
+    inner = getattr(drafter, "drafter", None)
+    return own_K(inner) if inner is not None else getattr(drafter, "K", None) or K
+
 def longest_draft(target: CausalLM, options: Options) -> int:
     "Draft tokens of a round, at most, as a `Request` takes them."
     if options.controller is not None: return target.context_length
@@ -81,7 +88,6 @@ def wrapped(target: CausalLM, options: Options) -> CausalLM:
     if options.grammar is not None: target = GrammarLM(target, options.grammar)
     if options.logprobs is None: return target
     return WatchedLM(target, SamplingParams.of(options), options.logprobs)
-
 
 # %% ../../nbs/use/00_plan.ipynb #p1an0011
 def chosen_loop(options: Options, target: CausalLM, drafter: Drafter) -> str: # "host", "device"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint
 from ..errors import ModelError, check
-from ..drafters.head import Head, load_head
+from ..drafters.head import Head, layer_windows, load_head
 from ..drafters.model import TOKENS_FILE
 from .loading import read_config
 from .files import local_path, locked, parse_json, place_for, written_whole
@@ -295,6 +295,7 @@ def check_head(head: Head) -> None:
             config.decoder.num_hidden_layers != 1,
         f"layers of the kind {config.decoder.model_type!r}, where it has llama's":
             config.decoder.model_type != "llama",
+        "layers that see a window of the text": any(layer_windows(config.decoder)),
         "a norm over each hidden state (fc_norm)": config.fc_norm,
         "steps that hand on what the final norm made of them (norm_output)": config.norm_output,
         "biases": any(name.endswith(".bias") for name in head.state_dict()),

@@ -304,7 +304,7 @@ class Llama(CausalLM):
         for i, layer in enumerate(self.layers):
             x = layer(x, where, cache, i)
             if i + 1 in layers: states[i + 1] = x
-        x = states[len(self.layers)] = rms_norm(x, self.norm, self.config.rms_norm_eps)
+        x = rms_norm(x, self.norm, self.config.rms_norm_eps)
         logits = self.head(x[:, -last:] if last else x)
         return (logits, torch.cat([states[i] for i in layers], -1)) if layers else logits
 

@@ -31,8 +31,8 @@ from specdec.models.devices import (
 )
 from .convert import FOUR_BITS
 from specdec.models.hub import (
-    check_config, check_no_older_head, find_config, find_model, load_tokenizer, load_transformers,
-    weights_digest,
+    auto_class, check_config, check_no_older_head, find_config, find_model, load_tokenizer,
+    load_transformers, weights_digest,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
@@ -280,7 +280,7 @@ def _needed(whole_config, place: torch.device, kept: torch.dtype, use: str,
            ) -> MemoryNeeded:
     "See `memory_needed`."
     config, native = whole_config.get_text_config(), is_native(whole_config)
-    counts = native_counts(config) if native else (wrapped_count(config, kept), 0, 0)
+    counts = native_counts(config) if native else (wrapped_count(whole_config, kept), 0, 0)
     number = working_dtype(kept, place)
     finer = 0
     if kept == INT4:  # without a folder nothing tells of levels that the vocabulary might have
@@ -303,8 +303,7 @@ def wrapped_count(config, dtype: torch.dtype) -> int: # numbers
     check_native(dtype, config)
     try:
         with preserve_interrupts(), torch.device("meta"):
-            from transformers import AutoModelForCausalLM
-            return AutoModelForCausalLM.from_config(config).num_parameters()
+            return auto_class(config).from_config(config).num_parameters()
     except Exception as error:  # many kinds, by what its code can't do with such a config
         raise ModelError(f"transformers can't make a causal language model of the kind "
                          f"{config.model_type!r} ({first_line(error)}).") from error

@@ -95,7 +95,7 @@ class CausalLM(Remade, Protocol):
                ) -> Tensor | tuple[Tensor, Tensor]: # logits [B, last, V]; with layers: and features
         """Append the tokens to the cache, and return the logits after each of them; with `layers`
         also features, `[B, T, len(layers) · hidden]`: these hidden states, side by side. Hidden
-        state 0 is the embeddings, i the output of layer i, the last one after the final norm."""
+        state 0 is the embeddings, i the output of layer i, before any final norm."""
 
 # %% ../../nbs/engine/03_protocol.ipynb #wr4p0002
 class WrapperLM(CausalLM):

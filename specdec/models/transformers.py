@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -87,6 +87,12 @@ def is_stateful(model, config) -> bool:
     kinds = set(getattr(config, "layer_types", None) or [])
     return bool(kinds - _ROLLS_BACK) or getattr(model, "_is_stateful", False)
 
+def kept_layers(config) -> int:
+    "How many layers keep keys and values; the last ones of some models read those of others."
+    from transformers import DynamicCache
+    try: return len(DynamicCache(config=config).layers) or config.num_hidden_layers
+    except KeyError: return config.num_hidden_layers # a kind of layer that the library's lacks
+
 def check_module(model: object) -> None:
     "Raise `InputError` for what is no module of transformers, `ModelError` if weights lack."
     kind = repr(model) if model is None or isinstance(model, str) else (
@@ -100,6 +106,17 @@ def check_module(model: object) -> None:
         raise ModelError(f"Some weights of {kind} are not in memory (on the device meta, or "
                          "offloaded): load all of it onto devices that have room for it.")
 
+def inside(model: Any) -> Any:
+    """The module of transformers inside `torch.compile`, or inside PEFT, whose adapters lie in its
+    layers. Raises `ModelError` for a PEFT model that puts tokens of its own before the text."""
+    held = getattr(model, "_orig_mod", None)
+    if isinstance(held, nn.Module): return inside(held)
+    if not hasattr(model, "get_base_model"): return model
+    if getattr(model.active_peft_config, "is_prompt_learning", False):
+        raise ModelError(f"{type(model).__name__} puts learned tokens before each text, which a "
+                         "cache would have to hold: take an adapter in the layers, such as LoRA.")
+    return inside(model.get_base_model())
+
 def _why_not(model, config) -> list[str]: # empty: it may be tried
     "What keeps a transformers module from being rolled back, as far as its config tells."
     if cache_argument(model) not in inspect.signature(model.forward).parameters:
@@ -108,9 +125,12 @@ def _why_not(model, config) -> list[str]: # empty: it may be tried
 
 def _refuse(model, why: str) -> ModelError:
     "The error for a module that can't be served."
-    return ModelError(f"{type(model).__name__} can't be rolled back to an earlier position: {why}. "
-                      "Take another model, such as one with attention, short convolutions or "
-                      "Mamba-2 layers.")
+    advice = ("Take another model, such as one with attention, short convolutions or Mamba-2 "
+              "layers.")
+    if hasattr(model, "_orig_mod"): advice = (
+        "It is compiled: if it can be read as it was, TransformersLM(model._orig_mod) serves it.")
+    return ModelError(f"{type(inside(model)).__name__} can't be rolled back to an earlier "
+                      f"position: {why}. {advice}")
 
 # %% ../../nbs/engine/07_adapter.ipynb #ends0002
 def generation_ends(model, # a transformers module
@@ -157,20 +177,24 @@ class TransformersLM(CausalLM):
                  # long sequence
                  ring: bool = False,
                 ):
-        check_module(model)
+        self.called, self.model = model, inside(model)
+        check_module(self.model)
         require_bool(ring=ring)
-        config = model.config.get_text_config()
-        why = _why_not(model, config)
-        if why: raise _refuse(model, " and ".join(why))
-        self.model, self.config = model, config
-        self.device, self.dtype = model.device, model.dtype
-        self.arguments = frozenset(inspect.signature(model.forward).parameters)
+        self.config = config = self.model.config.get_text_config()
+        why = _why_not(self.model, config)
+        if why: raise _refuse(self.model, " and ".join(why))
+        self.device, self.dtype = self.model.device, self.model.dtype
+        self.arguments = frozenset(inspect.signature(self.model.forward).parameters)
         self.vocab_size, self.context_length = config.vocab_size, context_length(config)
-        self.tokenizer, self.eos_ids = tokenizer, generation_ends(model, tokenizer)
-        self.ring, self.has_states, self.gives_positions = ring, False, False
+        self.tokenizer, self.eos_ids = tokenizer, generation_ends(self.model, tokenizer)
+        # where what the module would count from may be of another text, or of a compiled one
+        apart = config is not self.model.config or self.called is not self.model
+        self.gives_positions = apart and "position_ids" in self.arguments
+        self.ring, self.has_states = ring, False
+        self.kept = kept_layers(config)
         check(not ring or not all(layer is None for layer in self.state_layers()),
-              f"{type(model).__name__} has no layers with a sliding window: leave `ring` out.")
-        if ring or is_stateful(model, config):
+              f"{type(self.model).__name__} has no layers with a sliding window: leave `ring` out.")
+        if ring or is_stateful(self.model, config):
             self.has_states, self.replays = True, not records(config, self.state_layers())
         with evaluating(model): try_out(self)
         model.eval()
@@ -194,7 +218,7 @@ class TransformersLM(CausalLM):
 
     def new_cache(self, capacity: int) -> KVCache:
         "An empty cache for this model, with room for `capacity` positions."
-        if not self.has_states: return KVCache(self.config.num_hidden_layers, capacity)
+        if not self.has_states: return KVCache(self.kept, capacity)
         return StateCache(self.state_layers, capacity, cuts=not self.replays)
 
     @torch.inference_mode()
@@ -207,7 +231,7 @@ class TransformersLM(CausalLM):
         if end > self.context_length:
             raise ModelError(f"This model's positions end at {self.context_length}, and {end} are "
                              "asked for.")
-        check_wanted(last, layers, self.config.num_hidden_layers)
+        check_wanted(last, layers, self.config.num_hidden_layers - 1)
         if not isinstance(cache, StateCache): output = self.read(ids, cache, last, bool(layers))
         else:
             if cache.behind > AGAIN:
@@ -224,8 +248,10 @@ class TransformersLM(CausalLM):
 
     def read(self, ids: Tensor, cache: KVCache, last: int | None, features: bool = False):
         "The module's output for these tokens, which it appends to the cache."
-        more = {"logits_to_keep": last} if last and "logits_to_keep" in self.arguments else {}
-        return self.model(
+        fewer = last and "logits_to_keep" in self.arguments
+        if features and self.kept < self.config.num_hidden_layers: fewer = False # of states, too
+        more = {"logits_to_keep": last} if fewer else {}
+        return self.called(
             input_ids=ids.to(self.device), use_cache=True, output_hidden_states=features,
             **{cache_argument(self.model): as_transformers_cache(cache)}, **more,
             **self.positions(cache.length, ids.shape[1]),
@@ -294,8 +320,8 @@ def disturb(cache: KVCache) -> bool: # whether there were any
 
 def alone(model: "TransformersLM", ids: Tensor) -> Tensor: # logits, [1, n, V]
     "What the module says without a cache. Raises `ModelError` if it gives no logits of each token."
-    output = model.model(input_ids=ids.to(model.device), use_cache=False,
-                         **model.positions(0, ids.shape[1]))
+    output = model.called(input_ids=ids.to(model.device), use_cache=False,
+                          **model.positions(0, ids.shape[1]))
     logits = getattr(output, "logits", None)
     shape = list(logits.shape) if isinstance(logits, Tensor) else "none"
     if shape != [1, ids.shape[1], model.vocab_size]:
@@ -350,8 +376,8 @@ def narrow(model: "TransformersLM", ids: Tensor, want: Tensor) -> str: # empty: 
     past = {cache_argument(model.model): cache}
     for piece in (ids[:, :-1], ids[:, -1:]):
         start = ids.shape[1] - 1 if piece.shape[1] == 1 else 0
-        output = model.model(input_ids=piece.to(model.device), use_cache=True, **past,
-                             **model.positions(start, piece.shape[1]))
+        output = model.called(input_ids=piece.to(model.device), use_cache=True, **past,
+                              **model.positions(start, piece.shape[1]))
     if not is_off(model, output.logits[:, -1:], want[:, -1:]): return ""
     return (f"the library's cache keeps the last {min(held)} tokens, and without a cache it "
             "attends to all")
@@ -369,17 +395,17 @@ def wrong_in_all(model: "TransformersLM") -> str: # empty: in one of the texts n
     return why
 
 def try_out(model: "TransformersLM") -> None:
-    """Find out whether a module can be served, once: with its own positions, else with ours. Raises
-    `ModelError`."""
+    """Find out whether a module can be served, once: with its own positions, or else with ours.
+    Raises `ModelError`."""
     attention = getattr(model.config, "_attn_implementation", None)
     kind = model.ring, model.dtype, model.device, attention
-    known = _TRIED.setdefault(model.model, {})
+    known = _TRIED.setdefault(model.called, {})
     if kind not in known:
         why = wrong_in_all(model)
         if why and "position_ids" in model.arguments:
-            model.gives_positions = True
+            model.gives_positions = not model.gives_positions
             if not wrong_in_all(model): why = ""
-        if why: raise _refuse(model.model, why)
+        if why: raise _refuse(model.called, why)
         known[kind] = model.gives_positions
     model.gives_positions = known[kind]
 
