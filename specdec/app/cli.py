@@ -637,7 +637,8 @@ def pair_rows(found: dict) -> list[list[str]]: # name → specdec.app.registry.P
         needed, numbers = facts["memory_mb"][dtype] or {}, facts["parameters"]
         def size(part: str, of: dict = needed, numbers: dict = numbers) -> str:
             billions = f"{numbers[part] / 1e9:.2f} B" if numbers[part] else ""
-            return ", ".join(filter(None, [billions, f"{of[part] / 1e3:.1f} GB" * bool(of.get(part))]))
+            gigabytes = f"{of[part] / 1e3:.1f} GB" if of.get(part) else ""
+            return ", ".join(filter(None, [billions, gigabytes]))
         lines = [f"{spec.target}: {size('target')}", f"+ {spec.drafts}: {size('draft')}"]
         if needed.get("draft"): lines.append(f"= {size('total')}")
         models = "\n".join(line.removesuffix(": ") for line in lines)
