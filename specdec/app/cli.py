@@ -691,8 +691,8 @@ def pairs(
     if name: return typer.echo(shown(fact_lines(known_about(found[name]))))
     print_table(["pair", "target + draft = both", "K", "ask"], pair_rows(found))
     typer.echo("B: billions of parameters. GB: weights, in the dtype below the name, which is meant"
-               " for a GPU. ask: a model has to be asked for. specdec pairs NAME says where, and all"
-               " else.", err=True)
+               " for a GPU. ask: a model has to be asked for. specdec pairs NAME says where, and"
+               " all else.", err=True)
 
 # %% ../../nbs/use/07_cli.ipynb #50c0d4fe
 @app.command()
