@@ -608,7 +608,8 @@ def test_wrong_types_and_numbers_are_input_errors(name, value):
         result_from_json(json.dumps({**asdict(example()), name: value}))
 
 DEFAULTS = ("settings", "is_lossless", "batch_invariant", "same_text_as_plain", "drafter", "loop", "device", "layout",
-            "plain_factor", "costs", "logprobs", "tokens_before_stop", "fits_grammar", "prompt_reused", "run")
+            "plain_factor", "costs", "logprobs", "tokens_before_stop", "fits_grammar", "prompt_reused", "run",
+            "decode_time_total_ms", "acceptance_rate", "tokens_per_step", "num_speculation_rounds")
 
 def test_missing_and_unknown_fields_are_input_errors():
     data = json.loads(example().to_json())

@@ -54,7 +54,7 @@ def test_copies_of_empty_caches_and_impossible_lengths():
 
 class TokenCache:
     "Keeps the tokens, which are read again each time."
-    def __init__(self): self.tokens, self.copied = [], 0
+    def __init__(self, capacity): self.tokens, self.capacity, self.copied = [], capacity, 0
     @property
     def length(self): return len(self.tokens)
     def rollback(self, length): del self.tokens[length:]
@@ -63,7 +63,7 @@ class TokenCache:
 
 class Counted:
     "As little as the loop asks for: it can't be copied."
-    def __init__(self): self.tokens = []
+    def __init__(self, capacity): self.tokens, self.capacity = [], capacity
     length = property(lambda self: len(self.tokens))
     def rollback(self, length): del self.tokens[length:]
 
@@ -75,10 +75,10 @@ class Rereader(CausalLM):
         self.vocab_size, self.context_length = model.vocab_size, model.context_length
         self.device, self.dtype = model.device, model.dtype
     def new_cache(self, capacity):
-        self.made.append(self.kind())
+        self.made.append(self.kind(capacity))
         return self.made[-1]
     def forward(self, ids, cache=None, last=None, layers=()):
-        cache = self.kind() if cache is None else cache
+        cache = self.kind(ids.shape[1]) if cache is None else cache
         cache.tokens += ids[0].tolist()
         return self.model.forward(torch.tensor([cache.tokens]), last=last or ids.shape[1])
 

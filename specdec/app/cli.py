@@ -634,17 +634,20 @@ def pair_rows(found: dict) -> list[list[str]]: # name → specdec.app.registry.P
     for name, spec in found.items():
         facts, dtype = known_about(spec), spec.own_dtype
         needed, numbers = facts["memory_mb"][dtype] or {}, facts["parameters"]
-        rows.append([name, f"{spec.target}\n+ {spec.drafts}\n", added(numbers, 1e9),
-                     added(needed, 1e3), dtype, str(spec.K), "yes" if spec.to_ask_for else ""])
+        def size(part: str, of: dict = needed, numbers: dict = numbers) -> str:
+            billions = f"{numbers[part] / 1e9:.2f} B" if numbers[part] else ""
+            gigabytes = f"{of[part] / 1e3:.1f} GB" if of.get(part) else ""
+            return ", ".join(filter(None, [billions, gigabytes]))
+        lines = [f"{spec.target}: {size('target')}", f"+ {spec.drafts}: {size('draft')}"]
+        if needed.get("draft"): lines.append(f"= {size('total')}")
+        models = "\n".join(line.removesuffix(": ") for line in lines)
+        rows.append([f"{name}\n{dtype}", models, str(spec.K), "yes" if spec.to_ask_for else ""])
     return rows
 
-def added(parts: dict, unit: float) -> str: # three lines; parts: target, draft and total
-    "A target's number, its draft's, and both together; one alone, where the draft has none."
-    if not parts.get("target"): return ""
-    draft, total = parts["draft"], parts["total"]
-    alone = f"{parts['target'] / unit:.2f}"
-    if not draft or total == parts["target"]: return alone
-    return f"{alone}\n+ {draft / unit:.2f}\n= {total / unit:.2f}"
+def added(needed: dict) -> str: # of `memory_mb`
+    "Gigabytes of a target, its draft and both; one number, where the draft needs none."
+    parts = [f"{needed[part] / 1e3:.1f}" for part in ("target", "draft", "total")]
+    return "{} + {} = {}".format(*parts) if needed["draft"] else parts[0]
 
 def fact_lines(facts: dict) -> str: # of `known_about`
     "What is known about a pair, a line for each fact."
@@ -654,7 +657,7 @@ def fact_lines(facts: dict) -> str: # of `known_about`
 
     lines = [sized("target", facts["target"]), sized("draft", facts["drafts"])]
     if total := facts["parameters"]["total"]: lines.append(("both", f"{total:,} parameters"))
-    lines += [(f"in {dtype}", f"{' '.join(added(needed, 1e3).split())} GB for the weights")
+    lines += [(f"in {dtype}", f"{added(needed)} GB for the weights")
               for dtype, needed in facts["memory_mb"].items() if needed]
     lines += [("licence", f"{licence}: {model}") for model, licence in facts["licences"].items()]
     lines += [("to ask for", f"{model}, at {page}") for model, page in facts["to_ask_for"].items()]
@@ -685,10 +688,10 @@ def pairs(
     if as_json:
         return typer.echo(json.dumps({n: known_about(spec) for n, spec in found.items()}))
     if name: return typer.echo(shown(fact_lines(known_about(found[name]))))
-    print_table(["pair", "target and draft", "billions", "GB", "in", "K", "ask"], pair_rows(found))
-    typer.echo("billions of parameters, and GB of weights, of the target + the draft = both. in:"
-               " the dtype that the pair is meant for on a GPU. ask: a model has to be asked for."
-               " specdec pairs NAME says where, and all else.", err=True)
+    print_table(["pair", "target + draft = both", "K", "ask"], pair_rows(found))
+    typer.echo("B: billions of parameters. GB: weights, in the dtype below the name, which is meant"
+               " for a GPU. ask: a model has to be asked for. specdec pairs NAME says where, and"
+               " all else.", err=True)
 
 # %% ../../nbs/use/07_cli.ipynb #50c0d4fe
 @app.command()

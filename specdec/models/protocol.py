@@ -161,7 +161,8 @@ def read_tokens(target: CausalLM, tokens: list[int], cache: KVCache | None, laye
 # %% ../../nbs/engine/03_protocol.ipynb #cach3002
 class Cache(Protocol):
     "What the loop asks of a cache. A model's forward makes it longer."
-    length: int # positions held
+    length: int   # positions held
+    capacity: int # positions there is room for; a draft model's is asked
 
     def rollback(self, length: int) -> None: # 0…self.length
         "Forget all but the first `length` positions."
