@@ -24,27 +24,29 @@
   const sum = (row) => row.reduce((total, x) => total + x, 0);
   const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
   const digits = (x, n = 3) => x.toFixed(n);
+  const on = (element, name, act) => element.addEventListener(name, act);
   const replay = (name, ...moving) => moving.forEach((e) => { e.classList.remove(name); void e.offsetWidth; e.classList.add(name); });
-  // What a pointer drags. A finger drags the grip alone, and may tap elsewhere: a thumb that passes scrolls the page.
+  // What a pointer drags. A finger drags the grip alone, or taps: a thumb that passes scrolls the page.
   const draggable = (element, grip, follow, hold = () => {}) => {
     let held = false;
-    const on = (name, act) => element.addEventListener(name, act), tap = (event) => event.pointerType === "touch" && event.target !== grip;
-    const begin = (event) => {
-      if (event.button || event.target.closest(".touch-point")) return false;
+    const finger = (event) => event.pointerType === "touch" && event.target !== grip;
+    const begin = (event, meant) => {
+      if (!meant || event.button || event.target.closest(".touch-point")) return false;
       hold();
       follow(event);
       return true;
     };
-    on("pointerdown", (event) => {
-      held = !tap(event) && begin(event);
-      if (!held) return;
-      element.setPointerCapture(event.pointerId);
-      event.preventDefault();
+    on(element, "pointerdown", (event) => {
+      held = begin(event, !finger(event));
+      if (held) element.setPointerCapture(event.pointerId);
+      if (held) event.preventDefault();
     });
-    on("pointermove", (event) => { if (held) follow(event); });
-    on("lostpointercapture", () => { held = false; });
-    on("click", (event) => { if (tap(event)) begin(event); });
+    on(element, "pointermove", (event) => held && follow(event));
+    on(element, "lostpointercapture", () => { held = false; });
+    on(element, "click", (event) => begin(event, finger(event)));
   };
+
+  const figure = (element, value, words) => { element.dataset.value = value; element.textContent = words; };
 
   // Whole thousandths in proportion to weights, as the largest remainders want it; equal shares where all weights are 0.
   const shared = (weights, total) => {
@@ -161,19 +163,19 @@
 
     const button = (words, name, onClick) => {
       const made = make("button", { type: "button", class: `touch-button touch-${name}` }, words);
-      made.addEventListener("click", onClick);
+      on(made, "click", onClick);
       return made;
     };
     let ids = 0;
     const menu = (name, words, onChange) => {
       const id = `touch-${ids++}`, made = make("select", { id }, ...words.map((word, i) => make("option", { value: i }, word)));
-      made.addEventListener("change", () => onChange(made.selectedIndex));
+      on(made, "change", () => onChange(made.selectedIndex));
       return { box: make("div", { class: "touch-choice" }, make("label", { for: id }, name), made), set: (i) => { made.selectedIndex = i; } };
     };
     const slider = (name, kind, low, high, step, words, onChange) => {
       const id = `touch-${ids++}`, value = make("output", { for: id, class: `touch-value touch-of-${kind}` });
       const made = make("input", { id, type: "range", min: low, max: high, step });
-      made.addEventListener("input", () => onChange(Number(made.value)));
+      on(made, "input", () => onChange(Number(made.value)));
       const set = (x) => { made.value = x; figure(value, x, words(x)); made.setAttribute("aria-valuetext", words(x)); };
       return { box: make("div", { class: "touch-slider" }, make("label", { for: id }, name), value, made), set };
     };
@@ -195,7 +197,7 @@
         };
         draggable(column, grip, follow, () => { from = state.q; column.focus({ preventScroll: true }); });
         const steps = { ArrowUp: 10, ArrowRight: 10, ArrowDown: -10, ArrowLeft: -10, PageUp: 100, PageDown: -100, Home: -WHOLE, End: WHOLE };
-        column.addEventListener("keydown", (event) => {
+        on(column, "keydown", (event) => {
           if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
           event.preventDefault();
           change({ q: dragged(state.q, i, clamp(state.q[i] + steps[event.key], 0, WHOLE)) });
@@ -317,7 +319,7 @@
         make("rect", { class: "touch-field", x: LEFT, y: TOP, width: RIGHT - LEFT, height: LOW - TOP }), lines,
         ...[0, 0.25, 0.5, 0.75, 1].map((a) => make("text", { x: X(a), y: LOW + 15, "text-anchor": "middle" }, String(a))),
         ...[0, 0.05, 0.2, 0.5, 1].map((c) => make("text", { x: LEFT - 5, y: Y(c) + 4, "text-anchor": "end" }, String(c))),
-        make("text", { x: (LEFT + RIGHT) / 2, y: LOW + 31, "text-anchor": "middle" }, "α"), make("text", { x: 4, y: Y(0.33), "text-anchor": "start" }, "c"), points, dot);
+        make("text", { x: (LEFT + RIGHT) / 2, y: LOW + 31, "text-anchor": "middle" }, "α"), make("text", { x: 4, y: Y(0.33), "text-anchor": "start" }, "c"), dot, points);
       let chosen = null;
       const load = (i) => {
         const point = data.points[i];
@@ -337,17 +339,17 @@
       }));
       data.points.forEach((point, i) => {
         const made = make("circle", { class: "touch-point", cx: places[i][0], cy: places[i][1], r: 5, tabindex: i ? -1 : 0, role: "button", "aria-label": `Measured: ${point.name}, α ${digits(point.alpha, 2)}, c ${digits(point.c)}` });
-        made.addEventListener("click", (event) => { event.stopPropagation(); load(i); });
-        made.addEventListener("keydown", (event) => {
+        on(made, "click", (event) => { event.stopPropagation(); load(i); });
+        on(made, "keydown", (event) => {
           const to = { ArrowRight: i + 1, ArrowDown: i + 1, ArrowLeft: i - 1, ArrowUp: i - 1 }[event.key];
           if (event.key === "Enter" || event.key === " ") load(i);
           else if (to === undefined) return;
           else points.children[(to + data.points.length) % data.points.length].focus();
           event.preventDefault();
         });
-        const name = () => { named.textContent = `${point.name}, K = ${point.K}: press it to race with its numbers.`; };
-        made.addEventListener("pointerenter", name);
-        made.addEventListener("focus", () => {
+        const name = () => { named.textContent = `${point.name}, K = ${point.K}: click to race with it.`; };
+        on(made, "pointerenter", name);
+        on(made, "focus", () => {
           for (const each of points.children) each.setAttribute("tabindex", each === made ? 0 : -1);
           name();
         });
@@ -363,7 +365,7 @@
       const ladder = make("div", { class: "touch-ladder", role: "group", "aria-label": "The speed-up for each K" });
       const rungs = Array.from({ length: LONGEST }, (_, i) => {
         const bar = make("span", { class: "touch-rung" }), made = make("button", { type: "button", class: "touch-step" }, make("span", { class: "touch-well", "aria-hidden": "true" }, bar), make("span", {}, String(i + 1)));
-        made.addEventListener("click", () => change({ K: i + 1 }));
+        on(made, "click", () => change({ K: i + 1 }));
         ladder.append(made);
         return { bar, made };
       });
@@ -430,7 +432,7 @@
     }
 
     const draw = (animate = false) => { for (const each of drawing) each(animate); };
-    window.addEventListener("hashchange", () => { state = read(); draw(); });
+    on(window, "hashchange", () => { state = read(); draw(); });
     draw();
     for (const picture of root.querySelectorAll(":scope > :not(.touch-panel)")) picture.remove();
     root.dataset.ready = "true";

@@ -75,7 +75,7 @@ const start = (root) => {
   let info = null, loading = false, going = null, asked = { temperature: 0 }, at = { round: 0, token: 0 };
 
   // The model: nothing is fetched before the button is pressed.
-  const offer = make("p", { class: "live-offer" }, make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB) and its trained head (${MODEL.head} MB) come from this site when you press the button, and not before. Your browser keeps them; what you type stays in this page.`);
+  const offer = make("p", { class: "live-offer" }, make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB) and its head (${MODEL.head} MB) come when you press the button, not before. What you type stays in this page.`);
   const fetching = button("fetch", `Fetch ${ALL} and start`, () => load({ base: root.dataset.weights }));
   const chooser = labelled("or choose files of yours: the GGUF, and the head’s safetensors", make("input", { type: "file", class: "live-files", multiple: "", accept: ".gguf,.safetensors" }));
   chooser.made.addEventListener("change", () => {
@@ -300,7 +300,7 @@ const start = (root) => {
     verdict.replaceChildren(
       make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${wins ? `${times.toFixed(2)} × as fast` : loses ? `and yet slower: ${times.toFixed(2)} × the speed` : `as fast as without drafts (${times.toFixed(2)} ×)`}. `),
       same ? "It is the same text, token for token: drafts decide how soon a token comes, never which. " : "And the texts differ, which is a fault of this page: please report it. ",
-      !all ? "Nothing was drafted: no words came twice, or drafts didn’t pay. " : `Of ${plural(all, "draft token")}, ${lost} were thrown away. `,
+      !all ? "Nothing was drafted: no words came twice, or drafts didn’t pay. " : `Of ${plural(all, "draft token")}, ${lost} ${lost === 1 ? "was" : "were"} thrown away. `,
       v ? `A forward over ${plural(length + 1, "token")} took ${v.toFixed(2)} times as long as one over a single token, v(${length}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else. ` : "",
       asked.adaptive && alone ? `In ${plural(alone, "round")} of ${rounds.length} the target wrote alone: nothing was found, or the clock said that a draft wouldn’t pay. ` : "",
       `Time counts from the end of the prompt, which took ${drafted.rounds[0].seconds.target.toFixed(1)} s to read.`);
@@ -319,7 +319,7 @@ const start = (root) => {
     for (const r of found.plain) add(plain, r);
     judge(true);
     goTelling();
-    status.textContent = `A recorded run of this page, on ${found.machine}: step through it below, or press the button for one of your own.`;
+    status.textContent = `A recorded run, on ${found.machine}. For yours, press the button.`;
   };
 
   window.specdec = {

@@ -484,28 +484,30 @@ def test_the_text_is_plain_decodings_at_any_temperature_with_every_drafter_and_k
     assert any(ends) and not all(ends)
 
 
-# Rounds that happened, one after the other, to the page's own clock: how many it would draft in each, and its prices.
-PACED = """() => ROUNDS.map(([drafter, rounds]) => {
-  const pace = new Pace(drafter);
-  return rounds.map(({most, accepted, seconds}) => {
+# Rounds that happened, one after the other, to the page's own clock: how many it would draft in each, and its prices. A
+# round is how many it may draft at most, how many would be accepted, and how many times slower the machine was.
+PACED = """() => ROUNDS.map(([drafter, row, rounds]) => {
+  const pace = new Pace(drafter), token = drafter === "head" ? 0.003 : 0;
+  return rounds.map(([most, accepted, slow]) => {
     const n = pace.choose(most), prices = [1, 2, 5, 8].map((k) => pace.price(k));
-    pace.learn(n, Math.min(accepted, n), seconds[n]);
+    pace.learn(n, Math.min(accepted, n), { draft: 0.0005 + token * n, target: slow * 0.03 * (1 + row * n) });
     return [n, ...prices];
   });
 })"""
 
 
-def python_paces(drafter: str, rounds: list[dict]) -> list[list]:
+def python_paces(drafter: str, row: float, rounds: list[tuple]) -> list[list]:
     "The package's clock and chooser, told the same."
-    clock = Clock([{"lookup": 0.0, "head": COST}[drafter]])
+    token = .003 if drafter == "head" else 0
+    clock = Clock([COST if token else 0.0])
     chooser, found = Chooser([0.0], 0.0, [PRIOR], watch=Watch(clock)), []
-    for one in rounds:
-        n = chooser.choose([range(one["most"])])[1]
+    for most, accepted, slow in rounds:
+        n = chooser.choose([range(most)])[1]
         found.append([n, *(clock.prices(0, 8)[k - 1] for k in (1, 2, 5, 8))])
-        accepted, seconds = min(one["accepted"], n), one["seconds"][n]
-        clock.read(1, 1 + n, seconds["target"])
+        accepted = min(accepted, n)
+        clock.read(1, 1 + n, slow * .03 * (1 + row * n))
         chooser.learn(0, range(n), accepted, min(accepted + 1, n))
-        if n: clock.drafted(0, n, seconds["draft"])
+        if n: clock.drafted(0, n, .0005 + token * n)
     return found
 
 
@@ -513,25 +515,18 @@ def test_the_clock_decides_as_the_packages_does():
     "Choice by choice and price by price: drafts that pay, that don't, that begin to, with outliers of the machine."
     rng, cases = np.random.default_rng(0), []
     for drafter, row, good in product(("lookup", "head"), (.02, .3, .9), ((.9, .9), (.2, .2), (.1, .95))):
-        rounds = []
-        for n in range(120):
-            alpha, slow = good[n > 60], 5 if rng.random() < .03 else 1
-            rounds.append({
-                "most": int(rng.integers(0, 9)) if drafter == "lookup" else 8,
-                "accepted": int(rng.geometric(1 - alpha)) - 1,
-                "seconds": [{"draft": .0005 + .003 * k * (drafter == "head"), "target": slow * .03 * (1 + row * k)}
-                            for k in range(9)]})
-        cases.append([drafter, rounds])
-    pages = ask_node(PACED.replace("ROUNDS", json.dumps(cases)))
-    drafted = []
-    for (drafter, rounds), found in zip(cases, pages, strict=True):
-        wanted = python_paces(drafter, rounds)
-        assert [row[0] for row in found] == [row[0] for row in wanted]
+        cases.append((drafter, row, [(
+            int(rng.integers(0, 9)) if drafter == "lookup" else 8, int(rng.geometric(1 - good[n > 60])) - 1,
+            5 if rng.random() < .03 else 1) for n in range(150)]))
+    pages, drafted = ask_node(PACED.replace("ROUNDS", json.dumps(cases))), []
+    for case, found in zip(cases, pages, strict=True):
+        wanted = python_paces(*case)
+        assert [one[0] for one in found] == [one[0] for one in wanted]
         assert np.allclose(found, wanted, rtol=1e-9)
-        drafted.append(sum(row[0] for row in found) / sum(one["most"] for one in rounds))
+        drafted.append(sum(one[0] for one in found) / sum(most for most, *_ in case[2]))
     assert max(drafted) > .5 and min(drafted) < .15  # it drafts where that pays, and stops where it doesn't
-    late = [row[0] for row in pages[5][60:]]  # dear rows, and drafts that are good from round 60 on
-    assert sum(late[-30:]) > sum(row[0] for row in pages[5][30:60])
+    stopped, again = (sum(one[0] for one in pages[5][part]) for part in (slice(30, 60), slice(120, 150)))
+    assert stopped < 15 < 60 < again  # lookup, rows of .3 steps, and drafts that are good from round 60 on
 
 
 RULE = "verify(draft, (i) => own(p[i]))"
