@@ -621,7 +621,7 @@ def test_temperature_and_top_p_show_what_they_do_before_a_run(panel, toys):
         return float(re.search(r"</div></td><td>([\d.]+)", panel.views["position"].value)[1])
 
     ids = panel.engine.encoded("Hi")
-    logits = toys.target.forward(torch.tensor([ids]), toys.target.new_cache())[0, -1]
+    logits = toys.target.forward(torch.tensor([ids]))[0, -1]
     assert "Before a run" in word(panel, "position")
     seen = {}
     for temperature, top_p in [(.5, 1), (2, 1), (2, .3)]:
