@@ -1079,14 +1079,16 @@ class Playground:
     def before_a_run(self) -> str: # an HTML fragment
         "The first token's distribution, so that temperature and top-p show what they do."
         engine, nothing = self.engine, '<p class="sp-faint">Nothing to look at yet.</p>'
-        if not engine.name: return nothing
+        tokenizer = engine.pair.tokenizer if engine.name else None
+        if tokenizer is None: return nothing
         try:
             sampling = read_settings(self.controls).sampling
             p = sampling.probs(engine.first(read_recipe(self.controls).prompt))[0]
         except SpecdecError: return nothing  # which is shown
         told = "Before a run: what the target may say first. Move the temperature, or top-p."
-        def word(token): return engine.pair.tokenizer.decode([token])
-        return f"<p>{told}</p>{position_html(look_at(p, None, 'target'), word)}"
+        decode = tokenizer.decode
+        shown = position_html(look_at(p, None, "target"), lambda token: decode([token]))
+        return f"<p>{told}</p>{shown}"
 
     def what_is_old(self) -> str: # "" if all is as the controls say
         "What the controls say otherwise than what is shown, and what Run makes of it."
