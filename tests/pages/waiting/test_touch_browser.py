@@ -301,7 +301,7 @@ def middles_of(page) -> dict:
       const box = e.getBoundingClientRect();
       return [box.x + box.width / 2, box.y + box.height / 2];
     })""")
-    return {i: tuple(box) for i, box in enumerate(boxes[:-1])} | {"dot": tuple(boxes[-1])}
+    return {"dot": tuple(boxes[0])} | {i: tuple(box) for i, box in enumerate(boxes[1:])}  # the dot lies below them
 
 
 def test_each_point_can_be_seen_and_says_its_name_before_it_is_pressed(page):
