@@ -13,7 +13,7 @@ from specdec.drafters.load import shipped
 from specdec.models.gguf import original_gguf
 
 LIVE = Path(__file__).parents[1] / "nbs" / "live"
-ENGINE = ("worker.js", "sampling.js", "tokenizer.js", "files.js", "kernel.wasm")
+ENGINE = ("worker.js", "sampling.js", "tokenizer.js", "files.js", "pace.js", "kernel.wasm")
 PART = 10**7  # bytes, at most
 PAGE = b"<!DOCTYPE html><title>engine</title><input type=file id=model><input type=file id=head>"
 # A worker that is the engine and answers what the test asks: its functions are the worker's own global ones.

@@ -1,5 +1,6 @@
 """The playground without a browser: what a session notes, what is drawn of it, the worker, and the panel pressed by a
 program."""
+import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -402,7 +403,7 @@ def test_theory_and_measurement_stand_at_the_K_that_was_run():
     there, here = walltime_factor(found.alpha.alpha, 7, found.c, v[6]), promised_for(found, v)
     assert promised(found, v)["alpha"][6] == pytest.approx(there)
     drawn = speedup_svg(7, found, v)
-    assert f"K = 4: ● theory {here:.2f}× ◆ measured {found.speedup:.2f}× ○ K = 7: {there:.2f}×" in drawn
+    assert f"K = 4: ● theory {here:.2f}× ◆ measured {found.speedup:.2f}× K = 7: ○ theory {there:.2f}×" in drawn
     assert "○" not in speedup_svg(4, found, v) and "○" not in speedup_svg("adaptive", found, v)
     root = ElementTree.fromstring(drawn)
     numbers = [float(e.get(name)) for e in root.iter() for name in ("x", "y", "cx", "cy") if e.get(name)]
@@ -590,12 +591,7 @@ def test_sliders_move_the_figures_at_once_and_the_text_from_the_next_round(panel
 
 
 def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
-    panel.controls["K"].value = 0
-    assert "from 1 to 16, or adaptive, not 0" in word(panel, "error")
-    panel.controls["run"].click()
-    assert panel.worker.join(5) and panel.engine.session is None
-    panel.controls["K"].value = 4
-    assert word(panel, "error") == ""
+    assert (panel.controls["K"].min, panel.controls["K"].max) == (1, K_MAX)  # it offers what is served
     panel.controls["prompt"].value = " \n"
     panel.controls["step"].click()
     assert "prompt is empty" in word(panel, "error")
@@ -603,6 +599,7 @@ def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
     panel.controls["step"].click()
     assert panel.worker.join(5) and "context" in word(panel, "error") and "error" in word(panel, "status")
     panel.controls["prompt"].value = "Hi"
+    panel.controls["all_pairs"].value = True
     panel.controls["drafter"].value = "far"
     panel.controls["step"].click()
     assert panel.worker.join(5) and "some/model-that-is-nowhere" in word(panel, "error")
@@ -615,6 +612,26 @@ def test_errors_are_shown_in_the_panel(panel, toys, monkeypatch):
         and "IndexError: <oops>. This is a bug" in word(panel, "error")
         and 'role="alert"' in panel.views["error"].value
     )
+
+
+def test_temperature_and_top_p_show_what_they_do_before_a_run(panel, toys):
+    "On the first token's distribution: the likeliest falls as it grows hotter, and comes back in a smaller top-p."
+    def likeliest():
+        assert panel.worker.join(5)
+        return float(re.search(r"</div></td><td>([\d.]+)", panel.views["position"].value)[1])
+
+    ids = panel.engine.encoded("Hi")
+    logits = toys.target.forward(torch.tensor([ids]))[0, -1]
+    assert "Before a run" in word(panel, "position")
+    seen = {}
+    for temperature, top_p in [(.5, 1), (2, 1), (2, .3)]:
+        panel.controls["temperature"].value, panel.controls["top_p"].value = temperature, top_p
+        seen[temperature, top_p] = likeliest()
+        wanted = PanelSettings(5, temperature, top_p).sampling.probs(logits[None])[0].max().item()
+        assert seen[temperature, top_p] == pytest.approx(wanted, abs=6e-4)
+    assert seen[.5, 1] > seen[2, 1] < seen[2, .3] and panel.engine.session is None
+    panel.controls["run"].click()
+    assert panel.worker.join(20) and "Before a run" not in word(panel, "position")
 
 
 def test_microscope_follows_until_it_is_moved(panel):
@@ -633,7 +650,7 @@ def test_microscope_follows_until_it_is_moved(panel):
 
 def test_the_box_below_the_slider_leaves_K_to_a_controller(panel, toys):
     c = panel.controls
-    c["K"].value, c["adaptive"].value = 0, True
+    c["K"].value, c["adaptive"].value = 1, True
     assert c["K"].disabled and word(panel, "error") == ""  # the slider doesn't count
     c["run"].click()
     assert panel.worker.join(20)
@@ -649,7 +666,7 @@ def test_the_box_below_the_slider_leaves_K_to_a_controller(panel, toys):
 
 @pytest.mark.parametrize("adapts", [False, True], ids=["with the slider", "with the box"])
 def test_plain_decoding_drafts_nothing(panel, adapts):
-    panel.controls["drafter"].value, panel.controls["K"].value = PLAIN, 0
+    panel.controls["drafter"].value, panel.controls["K"].value = PLAIN, 1
     panel.controls["adaptive"].value = adapts
     panel.controls["run"].click()
     assert panel.worker.join(20) and word(panel, "error") == ""
@@ -662,7 +679,18 @@ def test_plain_decoding_drafts_nothing(panel, adapts):
 
 
 def test_menu_and_examples(panel):
-    assert drafter_menu() == [("toy", "toy"), ("other", "other"), ("far (not on this machine)", "far"), (PLAIN, PLAIN)]
+    here = [("toy", "toy"), ("other", "other"), (PLAIN, PLAIN)]
+    assert drafter_menu() == here
+    assert drafter_menu(all_pairs=True) == [*here[:2], ("far (not on this machine)", "far"), here[2]]
+    menu = panel.controls["drafter"]
+    menu.value = "other"
+    for wanted in (True, False):  # what is chosen stays, as long as it is offered
+        panel.controls["all_pairs"].value = wanted
+        assert menu.options == tuple(drafter_menu(wanted)) and menu.value == "other"
+    panel.controls["all_pairs"].value = True
+    menu.value = "far"
+    panel.controls["all_pairs"].value = False
+    assert menu.value == "toy"
     example = panel.controls["example"]
     example.value = example.options[2][1]
     assert panel.controls["prompt"].value == example.options[2][1]

@@ -36,7 +36,8 @@ class Limits:
 
 LIMITS = {"tour": Limits(2500, 120, 45, 88), "path": Limits(2500, 300, 45), "other": Limits()}
 FRONT = "nbs/index.ipynb"  # says what each door takes
-LOOKED_AT = {FRONT, "nbs/symbols.ipynb"}  # not read from top to bottom: no part of what a door takes
+PLAYED = {"nbs/live.ipynb", "nbs/use/touch.ipynb"}  # a tool, and what to try with it
+LOOKED_AT = {FRONT, "nbs/symbols.ipynb", *PLAYED}  # not read from top to bottom: no part of what a door takes
 DOOR_WORDS = {"Learn": 20_000}  # the whole of it
 HOURS = re.compile(r"\*\*\[([^\]]+)\]\(#[\w-]+\)\*\*[^*]*?(\d+) hours")  # what the front page says of a door
 

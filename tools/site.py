@@ -68,6 +68,7 @@ SHOWN_PICTURE = re.compile(r'<img\b[^>]*?\bsrc="([^":]+\.(?:svg|png))"[^>]*>')
 DRAWN = re.compile(r'\s(width|height|viewBox)="([^"]*)"')
 PIXELS = {"": 1, "px": 1, "pt": 4 / 3}
 CHOICES = re.compile(r"<p>(?=(?:<strong><a [^>]*>[^<]*</a></strong>\s*){2,}</p>)")  # nothing but links in bold
+NO_HEADER = re.compile(r"<th\b[^>]*>\s*</th>")  # a corner of a table heads nothing
 CELL = re.compile(r'<td( style="[^"]*")?>((?:(?!</?td).){1,120})</td>', re.S)
 FIGURES = re.compile(r"[-+−~≈<>≤≥]?\s*\d(?:[^A-Za-z]|\b(?:to|of|ms|s|GB|MB|kB)\b)*")  # a number, a pair, an interval
 
@@ -75,6 +76,7 @@ layout.KATEX = KATEX  # where pages look for KaTeX; `finish_pages` leads them th
 logging.getLogger("fontTools").setLevel(logging.ERROR)  # two bytes too many in the icons' font are none of our business
 config.PAGE_KEYS.add("output-file")  # NbdevSite.read reads it, so smalldocs need not warn
 config.KNOWN["unlisted"] = None  # so does `page_titles` with the pages that the menu leaves out
+config.KNOWN["terms"] = None  # and `write_search` with the words that find a page
 smalldocs_output = notebook.output_html
 
 
@@ -340,10 +342,12 @@ class PageLayout(layout.Layout):
     "smalldocs' page with our sidebar and our bar, a link past them, and a picture for those who share it."
 
     def label(self, item: layout.Item) -> list:
-        "An entry of the sidebar: a title for people; behind the last door, where one looks for a module, its name too."
+        """An entry of the sidebar: a title for people, a step of the path with its number; behind the last door, where
+        one looks for a module, its name too."""
         last = item.page and self.sidebar["items"][-1].contains(item.page)
         name = module_of(ROOT / "nbs" / item.page.src) if last else None
-        return [Span(Safe(item.text), cls="menu-text"), *([" ", Span(name, cls="menu-name")] if name else [])]
+        number = [Span(f"{step}", cls="menu-step"), " "] if item.page and (step := step_of(item.page.src)) else []
+        return [*number, Span(Safe(item.text), cls="menu-text"), *([" ", Span(name, cls="menu-name")] if name else [])]
 
     def side_item(self, item: layout.Item, depth: int) -> Li:
         "A page, or a section that folds, open where the reader is; what stands after its colon says what it is for."
@@ -386,9 +390,11 @@ class PageLayout(layout.Layout):
         return [Div(menu, *where, find, self.scheme_button(), *contents, cls="site-bar")]
 
     def crumbs_html(self, cls: str) -> list:
-        "The way to this page: its door, and its title for people."
-        trail = [(item.text.partition(": ")[0] if item.section else item.text, item.href or items_of([item])[0].href)
-                 for item in self.nav.crumbs(self.page)]
+        "The way to this page: its door, and its title for people; a step of the path says which it is."
+        step = step_of(self.page.src)
+        number = f"Step {step}: " if step else ""
+        trail = [(item.text.partition(": ")[0] if item.section else f"{number}{item.text}",
+                  item.href or items_of([item])[0].href) for item in self.nav.crumbs(self.page)]
         steps = [Li(A(Safe(text), href=self.href(href)), cls="breadcrumb-item") for text, href in trail]
         return [Nav(Ol(*steps, cls="breadcrumb"), cls=cls, aria_label="breadcrumb")] if len(steps) > 1 else []
 
@@ -432,6 +438,12 @@ class PageLayout(layout.Layout):
 layout.Layout = PageLayout
 
 
+def step_of(notebook: PurePosixPath) -> int | None:
+    "Which step of the path a page is: `path/03_rejection.ipynb` is 3. None for the tour, and for all other pages."
+    found = re.fullmatch(r"path/0*(\d+)_\w+\.ipynb", notebook.as_posix())
+    return int(found[1]) or None if found else None
+
+
 def items_of(items: list[layout.Item]) -> list[layout.Item]:
     "The entries of a sidebar and of its sections, in order."
     return [found for item in items for found in (items_of(item.children) if item.section else [item])]
@@ -457,8 +469,10 @@ class NbdevSite(Site):
         shutil.copy(ROOT / "tools" / "site.js", self.out / "site_libs" / "site.js")
 
     def write_search(self):
-        "Write the search index: the sections of every page in the sidebar's order, with the page's title for people."
-        titles = page_titles(self.project.config)
+        """Write the search index: the sections of every page in the sidebar's order, with the page's title for people,
+        and the terms that it is about."""
+        said = self.project.config
+        titles, learn = page_titles(said), sidebar_titles(said["website"]["sidebar"]["contents"][:1])
         entries, pages = [], [self.pages[PurePosixPath(src)] for src in titles]
         having = Counter(name for page in pages for name in {n for part in page.env["search"] for n in part["code"]})
         for src, title in titles.items():
@@ -470,7 +484,9 @@ class NbdevSite(Site):
                 text = part["text"] if part["id"] else f"{page.front.get('description', '')} {part['text']}"
                 entries.append({"href": f"{page.out}#{part['id']}".removesuffix("#"), "page": title,
                                 "name": page.out.stem, "section": part["title"] if part["id"] else "",
-                                "text": unescape(TAG.sub(" ", text)).strip(), "code": " ".join(code)})
+                                "text": unescape(TAG.sub(" ", text)).strip(), "code": " ".join(code),
+                                **({"learn": 1} if src in learn else {}),
+                                **({"terms": said["terms"][src]} if src in said["terms"] and not part["id"] else {})})
         index = json.dumps(entries, ensure_ascii=False, separators=(",", ":"))
         (self.out / "search.json").write_text(index, encoding="utf-8")
 
@@ -594,18 +610,21 @@ def sized(text: str, page: str, out: Path) -> str:
 
 
 def marked(text: str) -> str:
-    "Mark what looks special: a paragraph of nothing but bold links, and cells of figures, which stay on one line."
+    """Mark what looks special: a paragraph of nothing but bold links, and cells of figures, which stay on one line. A
+    header cell without words is none."""
     def cell(match: re.Match) -> str:
         plain = FIGURES.fullmatch(unescape(TAG.sub("", match[2])).strip())
         return f'<td class="figures"{match[1] or ""}>{match[2]}</td>' if plain else match[0]
 
-    return CELL.sub(cell, CHOICES.sub('<p class="choices">', text))
+    return NO_HEADER.sub("<td></td>", CELL.sub(cell, CHOICES.sub('<p class="choices">', text)))
 
 
 def from_anywhere(text: str, site_url: str) -> str:
     """The page of an address that leads to none, which hosts show in place of a page in any folder: its links start at
-    the root of the site."""
-    base = f'<base href="{urlsplit(site_url).path.rstrip("/")}/">'
+    the root of the site, or of a server that shows the site alone."""
+    root = f'{urlsplit(site_url).path.rstrip("/")}/'
+    base = (f'<base href="{root}"><script>if (!location.pathname.startsWith("{root}"))'
+            ' document.querySelector("base").href = "/";</script>')
     return re.sub(r"<head[^>]*>", lambda head: head[0] + base, text, count=1).replace('href="#', 'href="404.html#')
 
 

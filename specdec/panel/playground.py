@@ -201,7 +201,7 @@ class LiveDrafter:
         return self.alone.propose(min(K, int(now.K)), now.sampling, rng)
 
 class LiveSampling:
-    "The sampling parameters of the round at hand. It keeps the last p, to be shown."
+    "The sampling parameters of the round at hand. It keeps the last logits and p, to be shown."
     def __init__(self, settings: Callable[[], PanelSettings]): # of the round at hand
         self.settings = settings
 
@@ -210,7 +210,7 @@ class LiveSampling:
 
     def probs(self, logits: Tensor) -> Tensor: # [n, V] → [n, V]
         "The distributions to sample from."
-        self.p = self.settings().sampling.probs(logits)
+        self.logits, self.p = logits, self.settings().sampling.probs(logits)
         return self.p
 
 # %% ../../nbs/use/06_panel.ipynb #ee47d5a8
@@ -504,7 +504,7 @@ def acceptance_html(rounds: Sequence[Round]) -> str: # an HTML fragment
             zip(alpha, tried, *wilson_interval(alpha * tried, tried)), start=1)
     ]
     caption = f"<b>{title}</b>; lines: 95 % interval"
-    return table_html(caption, ["draft position", "", "accepted", "of tried"], rows)
+    return table_html(caption, ["draft position", "share", "accepted", "of tried"], rows)
 
 # %% ../../nbs/use/06_panel.ipynb #5d80403f
 def rounds_html(rounds: Sequence[Round],
@@ -597,10 +597,11 @@ def speedup_svg(K: int | str,                      # where the slider stands; or
 
     found = f"K = {m.K}: ● theory {here:.2f}×   ◆ measured {measured:.2f}×"
     parts = [circle(m.K, here, "currentColor")]
+    elsewhere = ""
     if isinstance(K, int) and K != m.K:
         there = float(curves["alpha"][K - 1])
         parts.append(circle(K, there, "none"))
-        found += f"   ○ K = {K}: {there:.2f}×"
+        elsewhere = f"K = {K}: ○ theory {there:.2f}×, not run yet"
     for t in np.arange(0, top, .5 if top < 3.5 else 1 if top < 7 else 2):
         parts += [line(level(t), 'opacity=".2"'), text(38, y(t) + 4, f"{t:g}", 'text-anchor="end"')]
     for k in range(2, K_MAX + 1, 2): parts.append(text(x(k), 204, f"{k}", 'text-anchor="middle"'))
@@ -612,11 +613,13 @@ def speedup_svg(K: int | str,                      # where the slider stands; or
         line(curve("alpha"), 'stroke-width="2"'),
         f'<path d="M{x(m.K):.1f},{y(measured) - 7:.1f} l7,7 l-7,7 l-7,-7 z"'
         f' fill="{LOOKS["accepted"].line}" stroke="currentColor" stroke-width="1.5"/>',
-        text(10, 16, title, f'font-size="13" {bold}'), text(50, 38, found, bold),
+        text(10, 16, title, f'font-size="13" {bold}'), text(50, 36, found, bold),
+        text(50, 54, elsewhere, bold),
         text(10, 228, "times plain; dashed: if all but the target were free"),
         text(410, 228, "K", 'text-anchor="end"'),
     ]
-    alt = f"{title}. α = {m.alpha.alpha:.2f}, c = {m.c:.2f}. {' '.join(found.split())}"
+    said = " ".join(f"{found} {elsewhere}".split())
+    alt = f"{title}. α = {m.alpha.alpha:.2f}, c = {m.c:.2f}. {said}"
     return (f'<svg viewBox="0 0 420 238" width="420" role="img" aria-label="{alt}"'
             ' font-size="12" fill="currentColor" style="max-width:100%;height:auto">'
             f'{"".join(parts)}</svg>')
@@ -637,7 +640,8 @@ def position_html(at: Position,
         name = visible(words(token)) + "".join(m for of, m in marks.items() if of == token)
         bar = bar_html([(part, length / scale) for part, length in parts])
         rows.append([escape(name), bar, *numbers])
-    heads, caption = ["token", "", "p, the target"], "Nothing was drafted here: p as it is."
+    heads = ["token", "how likely", "p, the target"]
+    caption = "Nothing was drafted here: p as it is."
     if at.q:
         heads += ["q, the draft", "residual"]
         caption = (f"Green: min(p, q), which sums to {at.overlap:.3f} over all tokens; orange: the"
@@ -745,10 +749,12 @@ def missing_models(name: str) -> list[str]: # of a registered pair
               if model and model.count("/") == 1 and not Path(model).exists()]
     return [m for m in on_hub if not isinstance(try_to_load_from_cache(m, "config.json"), str)]
 
-def drafter_menu() -> list[tuple[str, str]]: # (label, name)
-    "Every registered pair, and plain decoding."
-    names = [(f"{name} (not on this machine)" if missing_models(name) else name, name)
-             for name in list_pairs()]
+def drafter_menu(all_pairs: bool = False) -> list[tuple[str, str]]: # (label, name)
+    """The registered pairs that can run here, and plain decoding; or all of them, with a word on
+    those that would have to be downloaded."""
+    gone = {name: bool(missing_models(name)) for name in list_pairs()}
+    names = [(f"{name} (not on this machine)" if missing else name, name)
+             for name, missing in gone.items() if all_pairs or not missing]
     return [*names, (PLAIN, PLAIN)]
 
 # %% ../../nbs/use/06_panel.ipynb #d0a3ab00
@@ -800,6 +806,7 @@ class Engine:
         # steps to be taken, and the seconds of those that were; by pair, prompt and settings
         self.plain: dict[tuple, tuple[Iterator[float], list[float]]] = {}
         self.costs: dict[str, list[float]] = {} # v, by pair
+        self.asked: tuple[tuple, Tensor | None] = (), None # what was asked first, and the logits
         self.close()
 
     def close(self) -> None:
@@ -847,10 +854,7 @@ class Engine:
             self.session.settings = settings
             return self.session
         self.load(recipe.drafter)
-        pair, prompt = self.pair, [{"role": "user", "content": recipe.prompt}]
-        has_chats = pair.tokenizer is not None and pair.tokenizer.chat_template
-        ids = encode(pair.tokenizer, prompt if has_chats else recipe.prompt,
-                     pair.target.context_length)
+        pair, ids = self.pair, self.encoded(recipe.prompt)
         is_plain = recipe.drafter == PLAIN
         target = self.plain_target if is_plain else pair.target
         drafter: Drafter = NoDrafter() if is_plain else pair.drafter
@@ -860,6 +864,22 @@ class Engine:
         )
         self.recipe = recipe
         return self.session
+
+    def encoded(self, prompt: str) -> list[int]: # token ids
+        "A prompt as the pair in use reads it. Raises `InputError` if it is too long."
+        pair, message = self.pair, [{"role": "user", "content": prompt}]
+        has_chats = pair.tokenizer is not None and pair.tokenizer.chat_template
+        return encode(pair.tokenizer, message if has_chats else prompt, pair.target.context_length)
+
+    def first(self, prompt: str) -> Tensor: # [1, V], logits
+        "What the target thinks of the first token, before any text. A prompt is read once."
+        key = self.name, prompt
+        if self.asked[0] != key:
+            seen = LiveSampling(PanelSettings)
+            next(speculate(self.plain_target, NoDrafter(), self.encoded(prompt),
+                           cast(SamplingParams, seen), SeededRandom(0), 1, 1))
+            self.asked = key, seen.logits[-1:]
+        return cast(Tensor, self.asked[1])
 
     @property
     def key(self) -> tuple:
@@ -928,7 +948,8 @@ def controls() -> dict: # name → widget
             PROMPT, rows=5, placeholder="Ask something", description="Prompt", style=style
         ),
         example=menu("Example", examples), drafter=menu("Drafter", drafter_menu()),
-        K=slider("K", 5, 0, K_MAX, 1, tooltip="Draft tokens per round, at most"),
+        all_pairs=box("All drafters", "Those too that would have to be downloaded"),
+        K=slider("K", 5, 1, K_MAX, 1, tooltip="Draft tokens per round, at most"),
         adaptive=box("Adaptive K", "As many as pay"),
         temperature=slider("Temperature", .7, 0, 2, .1, readout_format=".1f"),
         top_p=slider("Top-p", 1, .05, 1, .05),
@@ -966,7 +987,8 @@ def layout(c: dict, v: dict): # controls; views; → a widget
     w = widgets()
     def box(name, *children): return w.VBox(children).add_class(f"sp-{name}")
     left = box(
-        "controls", c["prompt"], c["example"], c["drafter"], v["note"], c["K"], c["adaptive"],
+        "controls", c["prompt"], c["example"], c["drafter"], c["all_pairs"], v["note"], c["K"],
+        c["adaptive"],
         c["temperature"], c["top_p"], c["max_new_tokens"], c["seed"], c["final"],
         box("buttons", c["run"], c["step"], c["stop"], c["reset"]), v["status"],
     )
@@ -977,7 +999,7 @@ def layout(c: dict, v: dict): # controls; views; → a widget
         "micro", w.HTML("<h2>One round under the microscope</h2>"),
         box("picks", c["round"], c["place"]), v["position"],
     )
-    figures = box("figures", v["acceptance"], v["rounds"], v["speedup"])
+    figures = box("figures", v["speedup"], v["acceptance"], v["rounds"])
     title = "<h1>Speculative decoding, token by token</h1>"
     top = w.HTML(style_html() + title)
     return box("all", top, box("body", left, middle, figures, micro)).add_class("sp")
@@ -1004,6 +1026,7 @@ class Playground:
         for name in ("round", "place"): c[name].observe(self.moved, "value")
         c["picked"].observe(self.clicked, "value")
         c["example"].observe(self.take_example, "value")
+        c["all_pairs"].observe(self.offer, "value")
         self.changed()
         self.worker.do(self.warm_up(c["drafter"].value))
 
@@ -1036,7 +1059,7 @@ class Playground:
         if self.controls["final"].value: tokens = [t for t in tokens if t.status != "rejected"]
         found = engine.summary()
         if session: v = engine.costs.get(engine.name)
-        K = "adaptive" if self.controls["adaptive"].value else self.controls["K"].value or 1
+        K = "adaptive" if self.controls["adaptive"].value else self.controls["K"].value
         self.show("text", text_html(tokens, "Press Run, or Step for one round at a time."))
         self.show("tiles", measures_html(found))
         self.show("acceptance", acceptance_html(recent))
@@ -1049,9 +1072,23 @@ class Playground:
         else: self.root.remove_class("sp-old")
         positions = list(session.positions) if session else []
         for name in ("round", "place"): self.controls[name].disabled = not positions
-        looked_at = '<p class="sp-faint">Nothing to look at yet.</p>'
         if session and positions: looked_at = microscope_html(session, *self.aim(positions))
+        else: looked_at = self.before_a_run()
         self.show("position", looked_at)
+
+    def before_a_run(self) -> str: # an HTML fragment
+        "The first token's distribution, so that temperature and top-p show what they do."
+        engine, nothing = self.engine, '<p class="sp-faint">Nothing to look at yet.</p>'
+        tokenizer = engine.pair.tokenizer if engine.name else None
+        if tokenizer is None: return nothing
+        try:
+            sampling = read_settings(self.controls).sampling
+            p = sampling.probs(engine.first(read_recipe(self.controls).prompt))[0]
+        except SpecdecError: return nothing  # which is shown
+        told = "Before a run: what the target may say first. Move the temperature, or top-p."
+        decode = tokenizer.decode
+        shown = position_html(look_at(p, None, "target"), lambda token: decode([token]))
+        return f"<p>{told}</p>{shown}"
 
     def what_is_old(self) -> str: # "" if all is as the controls say
         "What the controls say otherwise than what is shown, and what Run makes of it."
@@ -1095,6 +1132,7 @@ class Playground:
         self.status("Loading the model …")
         yield
         self.engine.load(drafter)
+        self.engine.first(self.controls["prompt"].value)
         self.status("Ready.", running=False)
 
     def write(self, recipe: Recipe, settings: PanelSettings, rounds: int | None) -> Iterator[None]:
@@ -1150,6 +1188,12 @@ class Playground:
             self.controls[name].value = value
         self.moving, self.following = False, False
         self.worker.ask()
+
+    def offer(self, change) -> None:
+        "Offer all drafters, or those that can run here; the chosen one stays, if it is offered."
+        menu, offered = self.controls["drafter"], drafter_menu(change.new)
+        chosen = menu.value if menu.value in [name for _, name in offered] else offered[0][1]
+        menu.options, menu.value = offered, chosen
 
     def take_example(self, change) -> None:
         "An example was chosen: it becomes the prompt."

@@ -251,15 +251,14 @@ def draw_throw(place: Place, q: Sequence[int], rule: str, throws: int) -> str: #
     law, target = touch_law(rule, place.p, q), fractions(place.p)
     counts, kept = touch_counts(rule, place.p, q, throws)
     now, off = counts / max(throws, 1), float(total_variation(law, target))
-    top = float(max(*target, *law)) * 1.08
     found = float(total_variation(now, np.array(place.p) / WHOLE))
     line = f"{throws:,} thrown, {kept:,} guesses kept. " if throws else "Nothing thrown yet. "
     far = f"From p: {found:.4f} now, {off:.4f} in the end" if throws else f"{off:.4f} in the end"
     body = [_text(8, 20, line + far, "start", 'font-weight="bold" font-size="13"')]
     for i, word in enumerate(place.words):
-        x, y = 4 + 79 * i, 210 - 180 * float(law[i]) / top
+        x, y = 4 + 79 * i, 210 - 180 * float(law[i])
         look = f'fill="{LOOKS["p"].fill}" stroke="{LOOKS["p"].line}"'
-        body += [_bar(x + 16, 44, 0, now[i] / top, look), _outline(x, float(target[i]) / top),
+        body += [_bar(x + 16, 44, 0, now[i], look), _outline(x, float(target[i])),
                  _text(x + 38, 228, word, more='font-weight="bold"'),
                  _text(x + 38, 246, f"{now[i]:.3f}", more='font-size="11.5"')]
         if rule != "exact": body.append(f'<path d="M{x:.1f} {y:.1f}h76" stroke="{_INK}"'

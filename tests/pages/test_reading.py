@@ -81,7 +81,8 @@ def test_three_doors(reading):
     unlisted = [f"nbs/{entry['href']}" for entry in sidebar["unlisted"]]
     assert sorted(learn + deeper + package + unlisted) == sorted(present)
     path = sorted(name for name in present if name.startswith("nbs/path/"))
-    assert learn == [reading.FRONT, path[0], "nbs/use/recorded.ipynb", *path[1:], "nbs/symbols.ipynb"]
+    assert learn == [reading.FRONT, path[0], "nbs/use/recorded.ipynb", "nbs/live.ipynb", *path[1:4],
+                     "nbs/use/touch.ipynb", *path[4:], "nbs/symbols.ipynb"]
     assert 15 <= len(deeper) <= 18 < len(package)
 
 

@@ -166,6 +166,14 @@ def test_a_row_that_costs_less_than_nothing_is_shown_as_it_was_measured():
     assert figure.e.value == -.05 and f"S = {point.course.speedup(.5):.3f}" in figure.views[3].value
 
 
+def test_both_drawings_have_one_scale():
+    "An outline of p is as high in what is dragged as in what is thrown."
+    place = PLACES["boats"]
+    outlines = [re.findall(r'd="M[\d.]+ 210V([\d.]+)H', drawn) for drawn in (
+        touch.draw_drag(place, place.q), touch.draw_throw(place, place.q, "exact", 100))]
+    assert outlines[0] == outlines[1] and len(outlines[0]) == 6
+
+
 def test_the_widgets_keep_one_state():
     figure = Touch("doing")
     assert [bar.value for bar in figure.bars] == list(PLACES["doing"].q)

@@ -86,7 +86,7 @@ def slide(tab, label: str, key: str, times: int = 1) -> None:
 
 def settings(tab, K: int = 5, temperature: float = 0, tokens: int = 48) -> None:
     "Put the sliders there."
-    for label, value in {"K, draft tokens": K, "Temperature": temperature, "Tokens, at most": tokens}.items():
+    for label, value in {"K, draft tokens at most": K, "Temperature": temperature, "Tokens, at most": tokens}.items():
         tab.get_by_label(label, exact=True).evaluate(
             "(e, to) => { e.value = to; e.dispatchEvent(new Event('input')); }", value
         )
@@ -111,12 +111,13 @@ def test_nothing_is_fetched_before_a_click(browser, address):
     found.tab.wait_for_timeout(300)
     base = address.removesuffix("live.html")
     names = sorted(url.removeprefix(base) for url in found.fetched if not url.startswith("data:"))
-    assert names == ["live.html", "live/client.js", "live/lens.js", "live/live.css", "live/live.js"]
+    assert names == [
+        "live.html", "live/client.js", "live/lens.js", "live/live.css", "live/live.js", "live/recorded.json"]
     assert found.tab.get_by_role("button", name="Fetch 118 MB and start").is_visible()
     assert "(98 MB)" in words(found.tab, ".live-panel") and "(20 MB)" in words(found.tab, ".live-panel")
-    for name in ("Run", "Step", "Stop"):
-        assert found.tab.get_by_role("button", name=name).get_attribute("aria-disabled") == "true"
-    found.tab.get_by_role("button", name="Run", exact=True).dispatch_event("click")  # does nothing
+    for name in ("run", "step", "stop"):  # nothing stands there that looks dead
+        assert not found.tab.locator(f".live-{name}").is_visible()
+    found.tab.locator(".live-run").dispatch_event("click")  # does nothing
     assert found.tab.evaluate("window.specdec.generate({prompt: 'Hi'}).catch(error => error.message)").startswith(
         "The model isn’t loaded yet"
     )
@@ -279,10 +280,12 @@ def test_run_shows_the_first_token_at_once_and_both_lanes(page):
     rounds = page.evaluate(ask)
     spent = [r["seconds"]["draft"] + r["seconds"]["target"] for r in rounds]
     clocks = [words(page, f".live-lanes > div:nth-child({n}) .live-clock") for n in (1, 2)]
-    assert clocks == [f"48 tokens, {len(rounds)} forwards, {sum(spent):.2f} s", "48 tokens, 48 forwards, 1.24 s"]
-    verdict, times = words(page, ".live-verdict"), .94 / sum(spent[1:])  # 47 tokens in both, after the prompt
-    said = f"48 tokens in {len(rounds)} forwards instead of 48, and once the prompt is read {times:.2f} × as fast."
+    after = sum(spent[1:])  # time starts when the prompt has been read
+    assert clocks == [f"48 tokens, {len(rounds)} forwards, {after:.2f} s", "48 tokens, 48 forwards, 0.94 s"]
+    verdict, times = words(page, ".live-verdict"), .94 / after
+    said = f"48 tokens in {len(rounds)} forwards instead of 48, {times:.2f} × as fast."
     assert verdict.startswith(said) and times > 1
+    assert verdict.endswith("Time counts from the end of the prompt, which took 0.3 s to read.")
     assert "the same text, token for token" in verdict
     drafts = [draft["accepted"] for r in rounds for draft in r["drafts"]]
     assert f"Of {len(drafts)} draft tokens, {len(drafts) - sum(drafts)} were thrown away" in verdict
@@ -291,10 +294,114 @@ def test_run_shows_the_first_token_at_once_and_both_lanes(page):
     assert "Why isn’t it faster still?" in words(page, ".live-honest")
     lanes = page.locator(".live-track")
     widths = [lanes.nth(n).evaluate("e => e.getBoundingClientRect().width") for n in (0, 1)]
-    assert widths[0] / widths[1] == pytest.approx(sum(spent) / 1.24, abs=0.01)
+    assert widths[0] / widths[1] == pytest.approx(after / .94, abs=0.01)
     counts = [int(words) for words in lanes.first.locator(".live-saved").all_inner_texts()]
     assert counts == [n + 1 for r in rounds if (n := sum(draft["accepted"] for draft in r["drafts"]))]
-    assert lanes.first.locator(".live-prompt").count() == 1
+    assert lanes.nth(1).locator(".live-piece").count() == 47  # a forward each, without the prompt's
+
+
+@pytest.mark.parametrize("row, said, why", [
+    ("0.3", "× as fast.", "Why isn’t it faster still?"),
+    ("1.5", "and yet slower: 0.", "Why is it slower?"),
+    ("0.3925", "as fast as without drafts (1.03 ×)", "Why is nothing gained?"),
+])
+def test_the_sentence_follows_the_result(browser, address, row, said, why):
+    "What a further row of a forward costs decides on which side of 1 it ends; the words below follow."
+    other = WORKER.replace("0.02 * (1 + 0.3 * n)", f"0.02 * (1 + {row} * n)")
+    found = visit(browser, address)
+    found.tab.route("**/live/worker.js", lambda route: route.fulfill(body=other, content_type="text/javascript"))
+    found.tab.get_by_role("button", name="Fetch").click()
+    found.tab.wait_for_selector(".live-run[aria-disabled=false]")
+    settings(found.tab)
+    write(found.tab)
+    assert said in words(found.tab, ".live-verdict strong") and words(found.tab, ".live-honest").startswith(why)
+    found.tab.close()
+
+
+def test_the_clock_is_asked_unless_a_visitor_says_otherwise(page):
+    page.evaluate("""() => {
+      const send = Worker.prototype.postMessage;
+      window.asked = [];
+      Worker.prototype.postMessage = function (data) {
+        if (data.type === "generate") window.asked.push([data.options.drafter, data.options.adaptive]);
+        return send.call(this, data);
+      };
+    }""")
+    settings(page, tokens=8)
+    for wanted in (True, False):
+        page.get_by_label("As many as pay").set_checked(wanted)
+        write(page)
+    page.get_by_label("As many as pay").check()
+    assert page.evaluate("window.asked") == [
+        ["lookup", True], ["plain", True], ["lookup", False], ["plain", False]]
+
+
+def test_before_a_run_of_ones_own_stands_a_recorded_one(browser, address):
+    "In the same places; it says that it is one, its numbers are those of its file, and a run takes its place."
+    found = visit(browser, address)
+    tab = found.tab
+    tab.wait_for_selector(".live-text .live-spot")
+    run = json.loads((ROOT / "nbs" / "live" / "recorded.json").read_text(encoding="utf-8"))
+    assert words(tab, ".live-status").startswith(f"A recorded run, on {run['machine']}.")
+    lanes = "drafted", "plain"
+    spent = [sum(r["seconds"]["draft"] + r["seconds"]["target"] for r in run[lane][1:]) for lane in lanes]
+    counts = [sum(len(r["emitted"]) for r in run[lane]) for lane in lanes]
+    for n, (seconds, tokens, lane) in enumerate(zip(spent, counts, lanes)):
+        said = f"{tokens} tokens, {len(run[lane])} forwards, {seconds:.2f} s"
+        assert tab.locator(".live-clock").nth(n).inner_text() == said
+    assert counts[0] == counts[1] and spent[0] < spent[1]  # drafts win in what comes first
+    assert f"{spent[1] / spent[0]:.2f} × as fast" in words(tab, ".live-verdict")
+    assert [i for r in run["drafted"] for i in r["emitted"]] == [i for r in run["plain"] for i in r["emitted"]]
+    tab.locator(".live-text .status-accepted").first.click()
+    assert "kept" in words(tab, ".live-why")
+    tab.get_by_role("button", name="Fetch").click()
+    tab.wait_for_selector(".live-run[aria-disabled=false]")
+    settings(tab, tokens=8)
+    write(tab)
+    assert words(tab, ".live-clock").startswith("8 tokens") and "ecorded" not in words(tab, ".live-status")
+    assert found.said == []
+    tab.close()
+
+
+@pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
+def test_the_tool_stands_in_the_first_screen(browser, address, width, height):
+    "What to press, what it says, and both lanes; an error stands beside the button, in sight."
+    found = visit(browser, address, viewport={"width": width, "height": height})
+    tab = found.tab
+    tab.wait_for_selector(".live-text .live-spot")
+    for selector in (".live-fetch", ".live-status", ".live-lanes > div:nth-child(2)"):
+        box = tab.locator(selector).bounding_box()
+        assert 0 <= box["y"] and box["y"] + box["height"] <= height, selector
+    tab.get_by_role("button", name="Fetch").click()
+    tab.wait_for_selector(".live-run[aria-disabled=false]")
+    tab.evaluate("document.querySelector('.live-settings').open = true")
+    tab.get_by_label("What you ask the model").fill("  ")
+    tab.get_by_role("button", name="Run", exact=True).click()
+    tab.locator(".live-wrong").wait_for()
+    wrong, run = tab.locator(".live-wrong").bounding_box(), tab.locator(".live-run").bounding_box()
+    assert 0 <= wrong["y"] - (run["y"] + run["height"]) < 60  # right below it
+    assert wrong["y"] >= 0 and wrong["y"] + wrong["height"] <= height
+    tab.close()
+
+
+def test_offline_is_said_as_such(browser, address):
+    "Whether the engine itself can't come, or a part of the model."
+    sentence = "The connection is down: go online, and press the button again. What has arrived is kept."
+    found = visit(browser, address)
+    tab = found.tab
+    tab.unroute("**/live/worker.js")
+    tab.route("**/live/worker.js", lambda route: route.abort())
+    tab.context.set_offline(True)
+    tab.get_by_role("button", name="Fetch").click()
+    tab.locator(".live-wrong").wait_for()
+    assert words(tab, ".live-wrong") == sentence
+    tab.context.set_offline(False)
+    tab.unroute("**/live/worker.js")
+    tab.route("**/live/kernel.wasm", lambda route: route.abort())  # the engine came, its kernel doesn't
+    tab.get_by_role("button", name="Fetch").click()
+    tab.wait_for_function("() => document.querySelector('.live-wrong').checkVisibility()")
+    assert words(tab, ".live-wrong") == sentence
+    tab.close()
 
 
 def test_the_text_is_what_the_rounds_emit(page):
@@ -521,7 +628,7 @@ def test_it_can_be_used_by_keyboard_alone(browser, address):
     tab.keyboard.press("Enter")
     tab.wait_for_function(DONE)
     assert tab.evaluate("document.activeElement.textContent") == "Run"  # the focus was not lost
-    for _ in range(12):
+    for _ in range(14):
         tab.keyboard.press("Tab")
         if tab.evaluate("document.activeElement.closest('.live-text') !== null"):
             break

@@ -78,6 +78,30 @@ def picture(page, name: str) -> None:
     if os.environ.get("SPECDEC_SHOTS"): page.screenshot(path=Path(os.environ["SPECDEC_SHOTS"]) / f"{name}.png")
 
 
+def test_temperature_shows_what_it_does_before_a_run(page):
+    page.wait_for_function("document.querySelector('.sp-micro').textContent.includes('Before a run')")
+    def likeliest(): return float(page.locator(".sp-micro tbody tr").first.locator("td").nth(1).inner_text())
+    before = likeliest()
+    slide(page, "Temperature", "ArrowRight", 5)
+    page.wait_for_function("before => Number(document.querySelector('.sp-micro tbody td:nth-child(3)').textContent)"
+                           " < before", arg=before)
+    slide(page, "Temperature", "ArrowLeft", 5)
+    page.wait_for_function("before => Number(document.querySelector('.sp-micro tbody td:nth-child(3)').textContent)"
+                           " === before", arg=before)
+
+
+def test_the_menu_folds_what_would_have_to_be_downloaded(page):
+    menu = page.locator(".jp-OutputArea select").nth(1)
+    few = menu.locator("option").all_inner_texts()
+    assert not [name for name in few if "not on this machine" in name] and "smollm2" in few
+    page.get_by_label("All drafters").check()
+    page.wait_for_function("n => document.querySelectorAll('.jp-OutputArea select')[1].options.length > n",
+                           arg=len(few))
+    page.get_by_label("All drafters").uncheck()
+    page.wait_for_function("n => document.querySelectorAll('.jp-OutputArea select')[1].options.length === n",
+                           arg=len(few))
+
+
 def test_run_shows_the_first_token_at_once_and_the_text_token_by_token(page):
     start = time.perf_counter()
     press(page, "Run")
@@ -133,6 +157,11 @@ def test_sliders_move_with_the_keyboard_and_the_figures_follow(page):
     page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
     assert view(page, "text") != text
     figure = view(page, "speedup")
+    cut = page.eval_on_selector_all(".sp-figures svg text", """all => all.filter(e => {
+      const {x, width} = e.getBBox();
+      return x < 0 || x + width > 420;
+    }).map(e => e.textContent)""")
+    assert cut == [] and "not run yet" in figure  # where you are, and where you were
     assert int(drag(page, "K", 40)) > 2  # and with the mouse
     page.wait_for_function(
         "before => (document.querySelector('.sp-figures svg')?.textContent ?? before) != before", arg=figure
@@ -193,10 +222,10 @@ def test_errors_are_shown_in_the_panel_and_go_away(page):
     press(page, "Run")
     until(page, "error", "The prompt is empty")
     prompt.fill(kept)
-    assert slide(page, "K", "Home") == "0"
-    until(page, "error", "not 0")
-    assert slide(page, "K", "ArrowRight", 4) == "4"
     page.wait_for_function("!document.querySelector('.sp-error')")
+    assert slide(page, "K", "Home") == "1"  # no K is offered that would be refused
+    assert slide(page, "K", "ArrowRight", 3) == "4"
+    assert not page.locator(".sp-error").count()
     press(page, "Reset")
     page.wait_for_function("!document.querySelector('.sp-token')")
 

@@ -15,6 +15,8 @@ from scipy.stats import chisquare
 
 from helpers_live import ENGINE, LIVE, Engine, file_at, served, weights
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.choose import COST, PRIOR, Chooser
+from specdec.drafters.clock import Clock, Watch
 from specdec.drafters.head import load_head
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import shipped
@@ -206,6 +208,17 @@ def test_a_round_says_what_decided_it(engine):
     assert drawn == [rng.uniform() for _ in drawn] and len(drawn) == len(found["ids"])  # one number a token
     assert kinds == {"plain", "corrected", "bonus"}
     assert found["forwards"] == len(found["rounds"]) < len(found["ids"])
+
+
+def test_a_character_of_several_tokens_stands_at_its_last(engine):
+    "Never half of it: a token that is a piece of a character is shown as one."
+    text = "Well done 🙂, 你好 👩‍🚀!"
+    found = engine.ask("""(text) => {
+      const {tokenizer} = engine, read = tokenizer.reader(), ids = tokenizer.encode(text);
+      return [ids.map((id) => read(id)), ids.map((id) => tokenizer.text(id))];
+    }""", text)
+    assert "".join(found[0]).replace("▯", "") == text and "▯" in found[0] and "🙂" in found[0]
+    assert "\ufffd" not in "".join(found[0] + found[1])
 
 
 # The model's p at one place of a text, its likeliest token as the draft; then rounds as the page makes them. Broken: a
@@ -402,7 +415,7 @@ run("worker.js");
       return says[byToken ? ids.at(-1) : 0];
     };
     const head = { model, tokens: [...rows[0].keys()], length: 0, rollback: model.rollback, read, step: read };
-    const tokenizer = { text: String, decode: String, special: new Set() };
+    const tokenizer = { text: String, decode: String, reader: () => String, special: new Set() };
     context.made = { model, head, tokenizer, eos: new Set(eos) };
     vm.runInContext("engine = made", context);
     said.length = 0;
@@ -456,17 +469,64 @@ def lanes(folder: Path = LIVE) -> dict[str, list]: # drafter -> the ids of each 
         options = dict(ids=[1], K=K, temperature=temperature, seed=seed, maxNewTokens=24)
         cases.append(dict(target=target, draft=draft, options=options, byToken=True, eos=[0]))
     names = ("plain", "lookup", "head")
-    answers = in_node([case | dict(options=case["options"] | dict(drafter=name)) for name in names for case in cases],
-                      folder)
-    return found | {name: answers[i * len(cases):(i + 1) * len(cases)] for i, name in enumerate(names)}
+    asked = {name: dict(drafter=name) for name in names} | {
+        f"{name}, adaptive": dict(drafter=name, adaptive=True) for name in names[1:]}
+    answers = in_node([case | dict(options=case["options"] | own) for own in asked.values() for case in cases], folder)
+    return found | {name: answers[i * len(cases):(i + 1) * len(cases)] for i, name in enumerate(asked)}
 
 
 def test_the_text_is_plain_decodings_at_any_temperature_with_every_drafter_and_k():
+    "Also where the clock decides on K."
     found = lanes()
     assert found["plain"] == found["python"]
-    for drafter in ("lookup", "head"): assert found[drafter] == found["plain"], drafter
+    for drafter in found: assert found[drafter] == found["plain"], drafter
     ends = [ids[-1] == 0 for ids in found["plain"]]
     assert any(ends) and not all(ends)
+
+
+# Rounds that happened, one after the other, to the page's own clock: how many it would draft in each, and its prices. A
+# round is how many it may draft at most, how many would be accepted, and how many times slower the machine was.
+PACED = """() => ROUNDS.map(([drafter, row, rounds]) => {
+  const pace = new Pace(drafter), token = drafter === "head" ? 0.003 : 0;
+  return rounds.map(([most, accepted, slow]) => {
+    const n = pace.choose(most), prices = [1, 2, 5, 8].map((k) => pace.price(k));
+    pace.learn(n, Math.min(accepted, n), { draft: 0.0005 + token * n, target: slow * 0.03 * (1 + row * n) });
+    return [n, ...prices];
+  });
+})"""
+
+
+def python_paces(drafter: str, row: float, rounds: list[tuple]) -> list[list]:
+    "The package's clock and chooser, told the same."
+    token = .003 if drafter == "head" else 0
+    clock = Clock([COST if token else 0.0])
+    chooser, found = Chooser([0.0], 0.0, [PRIOR], watch=Watch(clock)), []
+    for most, accepted, slow in rounds:
+        n = chooser.choose([range(most)])[1]
+        found.append([n, *(clock.prices(0, 8)[k - 1] for k in (1, 2, 5, 8))])
+        accepted = min(accepted, n)
+        clock.read(1, 1 + n, slow * .03 * (1 + row * n))
+        chooser.learn(0, range(n), accepted, min(accepted + 1, n))
+        if n: clock.drafted(0, n, .0005 + token * n)
+    return found
+
+
+def test_the_clock_decides_as_the_packages_does():
+    "Choice by choice and price by price: drafts that pay, that don't, that begin to, with outliers of the machine."
+    rng, cases = np.random.default_rng(0), []
+    for drafter, row, good in product(("lookup", "head"), (.02, .3, .9), ((.9, .9), (.2, .2), (.1, .95))):
+        cases.append((drafter, row, [(
+            int(rng.integers(0, 9)) if drafter == "lookup" else 8, int(rng.geometric(1 - good[n > 60])) - 1,
+            5 if rng.random() < .03 else 1) for n in range(150)]))
+    pages, drafted = ask_node(PACED.replace("ROUNDS", json.dumps(cases))), []
+    for case, found in zip(cases, pages, strict=True):
+        wanted = python_paces(*case)
+        assert [one[0] for one in found] == [one[0] for one in wanted]
+        assert np.allclose(found, wanted, rtol=1e-9)
+        drafted.append(sum(one[0] for one in found) / sum(most for most, *_ in case[2]))
+    assert max(drafted) > .5 and min(drafted) < .15  # it drafts where that pays, and stops where it doesn't
+    stopped, again = (sum(one[0] for one in pages[5][part]) for part in (slice(30, 60), slice(120, 150)))
+    assert stopped < 15 < 60 < again  # lookup, rows of .3 steps, and drafts that are good from round 60 on
 
 
 RULE = "verify(draft, (i) => own(p[i]))"

@@ -112,7 +112,7 @@ def test_six_captions_lead_through_it(page):
         titles.append(caption.locator("strong").inner_text())
         chosen.append(page.locator(".recorded-strip [aria-pressed=true]").inner_text())
     assert [title[:7] for title in titles] == [f"{i} of 6." for i in range(1, 7)] and len(set(titles)) == 6
-    assert chosen == ["One", "One", "⏎", "One", "Two", "Two"]
+    assert chosen == ["One", "One", "␣in", "One", "Two", "Two"]  # of those kept the one with the least chance
     assert "6 tokens from one forward" in caption.inner_text()
     page.keyboard.press("ArrowLeft")
     assert caption.inner_text().startswith("5 of 6.") and "corrected" in page.inner_text(".recorded-title")
@@ -129,6 +129,34 @@ def test_six_captions_lead_through_it(page):
     assert caption.inner_text().startswith("1 of 6.") and "5 accepted" in page.inner_text(".recorded-status")
     page.locator(".recorded").get_by_role("button", name="Close").click()
     assert caption.count() == 0
+
+
+def test_the_guide_stands_over_nothing_and_goes_when_a_reader_goes_on(browser, site):
+    "It stays in sight only once one has asked for its next caption, never over the averages, and a token ends it."
+    tab = browser.new_page(viewport={"width": 390, "height": 844}, reduced_motion="reduce")
+    tab.goto(f"{site}/use/recorded.html")
+    tab.wait_for_selector(".recorded[data-ready]")
+    place = "getComputedStyle(document.querySelector('.recorded-guide')).position"
+    assert tab.evaluate(place) == "static"
+    tab.locator(".recorded").get_by_role("button", name="Next").click()
+    assert tab.evaluate(place) == "sticky"
+    tab.locator(".recorded-charts").scroll_into_view_if_needed()
+    tab.evaluate("document.querySelector('.recorded-charts').scrollIntoView({block: 'start', behavior: 'instant'})")
+    guide, charts = (tab.locator(name).bounding_box() for name in (".recorded-guide", ".recorded-charts"))
+    assert guide["y"] + guide["height"] <= charts["y"] + 1
+    tab.locator(".recorded-strip button").first.click()
+    assert tab.locator(".recorded-caption").count() == 0 and tab.evaluate(place) == "static"
+    assert tab.locator(".recorded").get_by_role("button", name="Step", exact=True).is_visible()
+    tab.close()
+
+
+def test_the_lanes_have_a_legend(page):
+    "Each look of a box stands in it, with what it means."
+    show(page, state(round=3))
+    look = "all => [...new Set(all.map(e => [...e.classList].find(name => /^recorded-forward-/.test(name))))].sort()"
+    boxes, legend = (page.eval_on_selector_all(name, look) for name in (".recorded-forward", ".recorded-swatch"))
+    assert boxes == legend == ["recorded-forward-kept", "recorded-forward-own", "recorded-forward-prompt"]
+    assert "it reads the prompt" in page.inner_text(".recorded-legend")
 
 
 # Inside the tour and inside *speculative*
@@ -161,7 +189,10 @@ def test_a_box_on_the_path_opens_on_a_rejected_token(inside):
     r = run_of(at)["rounds"][at["round"] - 1]
     assert inside.locator(".recorded-strip [aria-pressed=true]").get_attribute("class").endswith("status-rejected")
     assert facts(inside)["u, drawn"] == digits(r["u"][r["accepted"]])
-    box, before = inside.locator(".recorded"), inside.inner_text(".recorded-where")
+    box = inside.locator(".recorded")
+    assert not box.get_by_role("button", name="Step", exact=True).is_visible()  # one way on at a time
+    box.get_by_role("button", name="Close").click()
+    before = inside.inner_text(".recorded-where")
     assert before.startswith(f"round {at['round']} of")
     box.get_by_role("button", name="Step", exact=True).click()
     assert inside.inner_text(".recorded-where") != before and "#" not in inside.url
@@ -362,7 +393,8 @@ def test_the_box_keeps_its_height(page, width):
           for (let n = 0; n <= rounds; n++) {
             for (let i = 0; i < document.querySelectorAll('.recorded-strip button').length; i++) {
               document.querySelectorAll('.recorded-strip button')[i].click();
-              seen.add([...document.querySelectorAll('.recorded > *')].map(e => Math.round(e.offsetTop)).join());
+              const parts = document.querySelectorAll('.recorded-stage > *, .recorded > *');
+              seen.add([...parts].map(e => Math.round(e.offsetTop)).join());
             }
             document.querySelector('.recorded-step').click();
           }

@@ -12,6 +12,7 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from helpers_site import Visit
 
@@ -193,6 +194,48 @@ def test_search_finds_what_one_means(front, query, page):
     assert page in hits(front, query)[:3]
 
 
+@pytest.mark.parametrize("query, page", [
+    ("KV cache", "path/kvcache.html"), ("residual distribution", "path/rejection.html"),
+    ("EAGLE", "drafters/head.html"),
+    ("acceptance rate", "path/speculative.html"), ("temperature", "path/autoregressive.html"),
+    ("bonus token", "path/rejection.html"), ("GPU", "path/gpu.html"), ("batch", "path/batches.html"),
+    ("tree", "drafters/trees.html"), ("gpt2", "use/pairs.html"), ("what is speculative decoding", "path/tour.html"),
+    ("install", "index.html"), ("rejection sampling", "path/rejection.html"),
+])
+def test_a_learners_word_leads_to_its_page_first(front, query, page):
+    "The page that teaches it, whatever its title, before those that use the word."
+    assert hits(front, query)[0].partition("#")[0] == page
+
+
+def test_a_page_holds_the_terms_by_which_it_is_found():
+    "A term leads to no page that doesn't speak of it; and each stands in the index once."
+    entries = json.loads((DOCS / "search.json").read_text(encoding="utf-8"))
+    terms = yaml.safe_load((DOCS.parent / "nbs" / "sidebar.yml").read_text(encoding="utf-8"))["terms"]
+    by_page = {entry["href"]: entry["terms"] for entry in entries if "terms" in entry}
+    assert sorted(by_page.values()) == sorted(terms.values())
+    for page, some in by_page.items():
+        own = [entry for entry in entries if entry["href"].startswith(page)]
+        said = " ".join(f"{entry['section']} {entry['text']} {entry['code']}" for entry in own).lower()
+        assert [word for word in re.findall(r"[a-z]{4,}", " ".join(some).lower()) if word not in said] == [], page
+
+
+def test_search_means_whole_words_by_short_ones_and_nothing_by_asking_ones(browser, site):
+    "“rate” stands in “generate”, and isn't meant by it; pages of Learn come first of those alike."
+    def section(href, text, **more):
+        return {"href": href, "page": "A page", "name": href, "section": "A heading", "text": text, "code": "", **more}
+
+    index = [section("inside.html", "generate"), section("whole.html", "the rate"),
+             section("learn.html", "a rate", learn=1), section("long.html", "regenerated")]
+    tab = browser.new_page(viewport={"width": 1440, "height": 900})
+    tab.route("**/search.json", lambda route: route.fulfill(json=index))
+    tab.goto(f"{site}/index.html")
+    assert hits(tab, "rate") == ["learn.html", "whole.html"]
+    assert hits(tab, "generate") == ["inside.html", "long.html"]
+    assert hits(tab, "what is the rate") == hits(tab, "rate")
+    assert len(hits(tab, "what is a")) == 2  # of asking words alone, all count
+    tab.close()
+
+
 def test_search_needs_every_word_and_says_when_there_is_none(front):
     assert hits(front, "residual zebra") == []
     assert front.locator(".result-none").is_visible()
@@ -266,6 +309,16 @@ def test_an_address_without_a_page_says_so(browser):
         server.shutdown()
 
 
+def test_that_page_has_its_style_where_the_site_is_served_alone(browser, site):
+    "At the root of a server, as on one's own machine."
+    tab = browser.new_page()
+    tab.goto(f"{site}/404.html", wait_until="load")
+    assert tab.evaluate("getComputedStyle(document.body).getPropertyValue('--stripe')")  # of styles.css
+    tab.locator("main").get_by_role("link", name="Start here").click()
+    tab.wait_for_url(f"{site}/index.html")
+    tab.close()
+
+
 def test_search_by_keyboard_leads_to_the_page(front):
     front.keyboard.press("/")
     front.keyboard.type("accept or resample")
@@ -314,6 +367,9 @@ def test_all_pages_fold_into_a_menu(browser, site, width):
     menu.click()
     assert sidebar.is_visible() and menu.get_attribute("aria-expanded") == "true"
     assert sidebar.evaluate("e => e.contains(document.activeElement)")
+    tab.wait_for_function("() => document.querySelector('#quarto-sidebar').getBoundingClientRect().left === 0")
+    box, height = sidebar.bounding_box(), tab.viewport_size["height"]
+    assert (box["y"], box["height"]) == (0, height)  # it ends where the window does
     tab.keyboard.press("Escape")
     sidebar.wait_for(state="hidden")
     tab.locator(".site-find").click()
@@ -329,7 +385,9 @@ def test_sidebar_speaks_to_people(front):
     assert all("\n" in words for words in doors.all_inner_texts())
     front.get_by_role("link", name="Why it is exact", exact=True).first.click()
     assert front.url.endswith("path/rejection.html") and front.title() == "Why it is exact – specdec"
-    assert front.locator("[aria-current=page]").inner_text() == front.locator("h1").inner_text() == "Why it is exact"
+    assert front.locator("h1").inner_text() == "Why it is exact"
+    assert front.locator("[aria-current=page]").inner_text() == "3 Why it is exact"  # a step has its number
+    assert front.locator("main .breadcrumb-item").all_inner_texts() == ["Learn", "Step 3: Why it is exact"]
     assert front.locator("main p code").first.inner_text() == "specdec.verify"
     assert front.locator("#quarto-sidebar details[open]").count() == 1
 
@@ -407,6 +465,56 @@ def test_previous_and_next_visit_every_page_once(browser, site):
     assert len(left) == len(unlisted) and sorted({*seen} | left) == PAGES and not left & {*seen}
     assert len(seen) == len({*seen})
     context.close()
+
+
+@pytest.mark.parametrize("width, height", [(390, 844), (1440, 900)])
+@pytest.mark.parametrize("page, tool", [
+    ("live.html", ".live-fetch"), ("live.html", ".live-status"), ("live.html", ".live-track"),
+    ("use/touch.html", ".touch-drag .touch-column"), ("use/recorded.html", ".recorded-caption"),
+])
+def test_a_pages_tool_stands_in_its_first_screen(browser, site, page, tool, width, height):
+    "The words come after it."
+    tab = browser.new_page(viewport={"width": width, "height": height}, reduced_motion="reduce")
+    tab.goto(f"{site}/{page}")
+    tab.wait_for_selector("[data-ready]")
+    tab.locator(tool).first.wait_for()
+    box = tab.locator(tool).first.bounding_box()
+    assert 0 <= box["y"] and box["y"] + box["height"] <= height
+    tab.close()
+
+
+def test_no_cell_is_a_header_of_nothing():
+    for page in PAGES:
+        text = (DOCS / page).read_text(encoding="utf-8")
+        assert not re.search(r"<th\b[^>]*>\s*</th>", text), page
+
+
+def test_what_a_program_prints_wraps_on_a_phone(browser, site):
+    "The word that decides stands at the end of the line."
+    tab = browser.new_page(viewport={"width": 390, "height": 844})
+    tab.goto(f"{site}/path/rejection.html")
+    tab.evaluate(UNFOLD)
+    over = tab.eval_on_selector_all(".cell-output > pre", "all => all.map(e => e.scrollWidth - e.clientWidth)")
+    assert len(over) > 5 and max(over) <= 1
+    tab.close()
+
+
+def test_the_contents_take_the_focus_and_give_it_back(browser, site):
+    "One sees where one is in them; Escape leads back to the button."
+    tab = browser.new_page(viewport={"width": 1440, "height": 900})
+    tab.goto(f"{site}/path/rejection.html")
+    tab.locator("#TOC a").first.focus()
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.locator(".page-contents > summary").focus()
+    tab.keyboard.press("Enter")
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.closest('.page-contents nav') !== null")
+    assert tab.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    tab.keyboard.press("Escape")
+    assert tab.evaluate("document.activeElement.textContent") == "Contents"
+    tab.close()
 
 
 # Where a reader is asked to predict

@@ -167,6 +167,86 @@ def test_a_pointer_drags_q(browser, site, how):
     context.close()
 
 
+def test_a_thumb_that_scrolls_moves_no_bar_and_one_on_the_grip_does(browser, site):
+    "On the bars and on the map the page scrolls, and q stays; the grip is what a finger drags."
+    context = browser.new_context(reduced_motion="reduce", has_touch=True, viewport={"width": 390, "height": 844})
+    tab = context.new_page()
+    tab.goto(f"{site}/use/touch.html")
+    tab.wait_for_selector(".touch[data-ready]")
+    hand, before = context.new_cdp_session(tab), tab.evaluate("location.hash")
+
+    def swipe(selector: str, nth: int = 0) -> int: # pixels that the page went down
+        "A finger goes up by 120 pixels from the middle of that."
+        there = tab.locator(selector).nth(nth)
+        there.scroll_into_view_if_needed()
+        box, start = there.bounding_box(), tab.evaluate("scrollY")
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        for kind, ys in (("touchStart", [y]), ("touchMove", [y - 10 * n for n in range(1, 13)])):
+            for at in ys:
+                hand.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": at}]})
+                tab.wait_for_timeout(16)
+        hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        tab.wait_for_timeout(200)
+        return tab.evaluate("scrollY") - start
+
+    for selector, nth in ((".touch-drag .touch-column", 4), (".touch-field", 0)):
+        assert swipe(selector, nth) > 60 and tab.evaluate("location.hash") == before, selector
+    assert swipe(".touch-drag .touch-grip", 1) == 0 and now(tab)["q"][1] > PLACES["doing"].q[1] + 400
+    context.close()
+
+
+def test_both_histograms_have_one_scale(page):
+    "p is as high on the left as on the right."
+    for row in range(len(NAMES)):
+        show(page, state(row))
+        left, right = (page.eval_on_selector_all(
+            f".touch-{name} .touch-column .touch-part.touch-p", "all => all.map(e => e.getBoundingClientRect().height)")
+            for name in ("drag", "throw"))
+        assert left == pytest.approx(right, abs=1)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_third_panel_stays_where_it_is(page, width):
+    "Whatever is thrown, dragged and broken above it; and its own parts, whatever point is loaded."
+    page.set_viewport_size({"width": width, "height": 900})
+    seen, states = {"race": set(), "ladder": set()}, random_states(30) + [state(), state(n=1), state(n=200000)]
+    for at in states:
+        show(page, at)
+        tops = page.evaluate("""() => {
+          const top = (name) => Math.round(document.querySelector(name).getBoundingClientRect().top + scrollY);
+          const race = top(".touch-race");
+          return [race, top(".touch-ladder") - race, top(".touch-map") - race];
+        }""")
+        seen["race"].add(tops[0])
+        seen["ladder"].add(tuple(tops[1:]))
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert len(seen["race"]) == len(seen["ladder"]) == 1, seen
+
+
+def test_a_race_runs_when_it_is_asked_for(page, browser, site):
+    "Both lanes on one clock; with less motion they stand."
+    name = "e => getComputedStyle(e).animationName"
+    page.get_by_role("button", name="Race", exact=True).click()
+    assert page.locator(".touch-lane").first.evaluate(name) == "none"
+    tab = browser.new_page(reduced_motion="no-preference")
+    tab.goto(f"{site}/use/touch.html")
+    tab.wait_for_selector(".touch[data-ready]")
+    assert tab.locator(".touch-lane").first.evaluate(name) == "none"
+    tab.get_by_role("button", name="Race", exact=True).click()
+    for n in (0, 1): assert tab.locator(".touch-lane").nth(n).evaluate(name) == "touch-run"
+    time = "e => e.getAnimations().map(a => [a.currentTime, a.effect.getTiming().duration])"
+    both = [tab.locator(".touch-lane").nth(n).evaluate(time) for n in (0, 1)]
+    assert both[0][0][1] == both[1][0][1] and both[0][0][0] == pytest.approx(both[1][0][0], abs=200)
+    tab.close()
+
+
+def test_nothing_is_said_of_throws_before_any(page):
+    show(page, state())
+    assert page.inner_text(".touch-throw .touch-verdict").startswith("Predict")
+    page.get_by_role("button", name="×100", exact=True).click()
+    assert "the same throws" in page.inner_text(".touch-throw .touch-verdict")
+
+
 @pytest.mark.parametrize("wrong", ["as it was", "as wrong as can be", "= p"])
 def test_the_histogram_settles_at_p_whatever_q_is(page, wrong):
     show(page, state(1))
@@ -215,6 +295,31 @@ def test_each_throw_is_told(page):
     assert any(": kept." in line for line in said) and any("comes from the residual" in line for line in said)
 
 
+def middles_of(page) -> dict:
+    "Where the measured points lie on the page, by their number, and the dot."
+    boxes = page.eval_on_selector_all(".touch-point, .touch-dot", """found => found.map(e => {
+      const box = e.getBoundingClientRect();
+      return [box.x + box.width / 2, box.y + box.height / 2];
+    })""")
+    return {"dot": tuple(boxes[0])} | {i: tuple(box) for i, box in enumerate(boxes[1:])}  # the dot lies below them
+
+
+def test_each_point_can_be_seen_and_says_its_name_before_it_is_pressed(page):
+    "None lies under another, and the mouse finds the one that it points at."
+    show(page, state())
+    data = page.evaluate("fetch('../data/touch.json').then(answer => answer.json())")["points"]
+    page.locator(".touch-map").scroll_into_view_if_needed()
+    size = page.locator(".touch-point").first.bounding_box()["width"]
+    middles = middles_of(page)
+    middles.pop("dot")
+    for i, (x, y) in middles.items():
+        others = [((x - a) ** 2 + (y - b) ** 2) ** .5 for j, (a, b) in middles.items() if j != i]
+        assert min(others) > .85 * size, data[i]["name"]
+        page.mouse.move(x, y)
+        assert page.inner_text(".touch-point-said").startswith(f"{data[i]['name']}, K = {data[i]['K']}:")
+    assert now(page)["K"] == 4  # nothing was loaded
+
+
 def test_a_measured_point_loads_its_numbers(page):
     points = page.evaluate("fetch('../data/touch.json').then(answer => answer.json())")["points"]
     show(page, state())
@@ -228,9 +333,11 @@ def test_a_measured_point_loads_its_numbers(page):
         assert found["touch-alpha"][0] == pytest.approx(point["alpha"], abs=6e-4)
         said = page.inner_text(".touch-point-said")
         assert point["name"] in said and f"measured S = {point['measured']:.2f}" in said
-        place = page.locator(".touch-point").nth(i).bounding_box(), page.locator(".touch-dot").bounding_box()
-        middle = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in place]
-        assert middle[0] == pytest.approx(middle[1], abs=1.5)  # it lies on the map
+        field, middles = page.locator(".touch-field").bounding_box(), middles_of(page)
+        wide, high = field["width"], field["height"]
+        wanted = field["x"] + wide * point["alpha"], field["y"] + high * (1 - point["c"] ** .5)
+        assert middles["dot"] == pytest.approx(wanted, abs=1.5)  # it lies on the map
+        assert middles[i] == pytest.approx(wanted, abs=15)  # and its point there, or beside those that lie there too
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Measured: ngram, float32")
 

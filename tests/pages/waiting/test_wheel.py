@@ -192,7 +192,8 @@ def test_the_live_page_opens(fetched):
             def get(path):
                 with urllib.request.urlopen(urljoin(address, path), timeout=120) as answer: return answer.read()
             assert b"<title>Live" in get("live.html")
-            for name in ("live.js", "client.js", "lens.js", "live.css", "worker.js", "files.js", "kernel.wasm"):
+            for name in ("live.js", "client.js", "lens.js", "live.css", "worker.js", "files.js", "pace.js",
+                         "recorded.json", "kernel.wasm"):
                 assert get(f"live/{name}") == (ROOT / "nbs" / "live" / name).read_bytes()
             listed = json.loads(get("live/weights/parts.json"))["model"]["parts"]
             assert len(get(f"live/weights/{listed[-1]['path']}")) == listed[-1]["bytes"]
