@@ -45,7 +45,7 @@ GPU = "196bb1im 1a3beba5 202050e1 85e505ce 1ed19132 9277d5b6 ddd41fim ddd41fc1 c
       "7edd59bf 49f663c4 262addbf"
 LOOP = """
 import torch
-from fastcore import test as fastcore_test
+from fastcore.test import test_eq
 from specdec.lossless.enumerate import exact_distribution
 from specdec.minimal import lookup
 from specdec.sampling import SamplingParams, SeededRandom
