@@ -1,9 +1,10 @@
-"The exercises of the path on a GPU's round and on a Hugging Face model: their checks see what is wrong, and say it."
+"The exercises of the path whose checks are long: they see what is wrong, and say it."
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from fastcore import test as fastcore_test
 
 from helpers_notebooks import SOLUTION
 
@@ -40,8 +41,8 @@ def space_of(page: str, *ids: str) -> dict:
     return space
 
 
-GPU = "196bb1im 1a3beba5 202050e1 85e505ce 1ed19132 834f89e7 fr0mh0im fr0mh0s0 fr0mh0imx fr0mh0s2 9277d5b6 " \
-      "ddd41fim ddd41fc1 cee8a43a ca3883im ca388312 3e3cc3f9 7edd59bf 49f663c4 262addbf"
+GPU = "196bb1im 1a3beba5 202050e1 85e505ce 1ed19132 9277d5b6 ddd41fim ddd41fc1 cee8a43a ca3883im ca388312 3e3cc3f9 " \
+      "7edd59bf 49f663c4 262addbf"
 LOOP = """
 import torch
 from fastcore.test import test_eq
@@ -91,7 +92,7 @@ ROUNDS = {
     ("- 2 + b.steps[:2]", "- 1 + b.steps[:1]"): "a target that drafts for itself",
     ("torch.cat((last, tokens))", "torch.cat((tokens[:1], tokens))"): "off the target's distribution",
     ("b.length += accepted + 1", "b.length += accepted + torch.tensor(1)"): "born on the host",
-    ("b.length += accepted + 1", "b.length += accepted.item() + 1"): "on `meta` it asks",
+    ("b.length += accepted + 1", "b.length += accepted.item() + 1"): "asks for a number",
 }
 
 
@@ -117,3 +118,59 @@ def test_a_wrong_loop_on_a_hugging_face_model_is_seen(loop, wrong):
     assert wrong[0] in right
     found = complaint(loop, "04_speculative", "aa125b4f", right.replace(*wrong))
     assert LOOPS[wrong] in found
+
+
+@pytest.fixture(scope="module")
+def rules():
+    "What the page on the rule defines before its exercises."
+    return space_of("03_rejection", "32a992e2", "ce5c20e5", "537bd9e2")
+
+
+BLOCKS = {
+    ("min(1, weights[-1] * ", "min(1, "): "NotLossless",
+    ("(weights[i] * p[i] - q[i])", "(p[i] - q[i])"): "NotLossless",
+    ("rng.categorical(p[-1])", "rng.categorical(p[-2])"): "NotLossless",
+    ("+ 1 - weights[i])", "+ 1)"): "Error",
+}
+
+
+@pytest.mark.parametrize("wrong", BLOCKS, ids=lambda wrong: wrong[1])
+def test_a_wrong_block_verification_is_seen(rules, wrong):
+    right = solution("03_rejection", "judge_together")
+    assert wrong[0] in right
+    assert BLOCKS[wrong] in complaint(rules, "03_rejection", "b10ckex2", right.replace(*wrong))
+
+
+def test_one_that_keeps_less_than_can_be_kept_is_seen(rules):
+    "The ratio test is lossless, and still no answer."
+    found = complaint(rules, "03_rejection", "b10ckex2", "def judge_together(*given): return verify(*given)")
+    assert "It keeps" in found and "NotLossless" not in found
+
+
+@pytest.fixture(scope="module")
+def batch():
+    "What the page on batches defines before its exercise on a ragged one."
+    return space_of("07_batches", "b7import", "ragged01", "ragged03")
+
+
+RAGGED = {
+    ("> at[..., None]", ">= at[..., None]"), ("cache.lengths[:, None] +", "cache.lengths.max() + 0 * which +"),
+    (".masked_fill(hidden, -torch.inf)", ""), ("> at[..., None]", "> at[..., -1:, None]"),
+}
+
+
+@pytest.mark.parametrize("wrong", sorted(RAGGED), ids=lambda wrong: wrong[1] or f"no {wrong[0]}")
+def test_a_wrong_ragged_round_is_seen(batch, wrong):
+    lines = solution("07_batches", "ragged_attend").splitlines()
+    lines[2], lines[3] = lines[3], lines[2]  # `which` first: one mistake uses it
+    right = "\n".join(lines)
+    assert wrong[0] in right and complaint(batch, "07_batches", "b7ex3002", right) == ""
+    assert "AssertionError" in complaint(batch, "07_batches", "b7ex3002", right.replace(*wrong))
+
+
+@pytest.mark.parametrize("wrong", [(".tril()", ""), ("torch.eye(n)", "torch.ones(n, n).tril()")])
+def test_a_wrong_mask_of_the_unrolled_head_is_seen(wrong):
+    space = {"torch": torch, "test_eq": fastcore_test.test_eq}
+    right = solution("08_train", "who_sees")
+    assert wrong[0] in right and complaint(space, "08_train", "t8ex3002", right) == ""
+    assert "sees rows" in complaint(space, "08_train", "t8ex3002", right.replace(*wrong))
