@@ -96,7 +96,7 @@ def draft_cost(results: Iterable[GenerationResult],
     it drafted nothing."""
     results = list(results)
     step = float(in_range(step, "The time of a step", 0, strict=True))
-    spent = sum(result.draft_time_total_ms for result in results) / 1000
+    spent = sum(result.draft_time_total_ms or 0 for result in results) / 1000
     drafted = sum(result.num_drafted for result in results)
     return spent / drafted / step if drafted else 0.0
 
