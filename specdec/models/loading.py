@@ -18,7 +18,9 @@ import torch
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from .transformers import TransformersLM, check_sizes, context_length, is_native
+from specdec.models.transformers import (
+    TransformersLM, check_sizes, context_length, is_native, kept_layers,
+)
 from .checkpoint import Checkpoint, finer_numbers
 from ..errors import (InputError, ModelError, SpecdecError, check, preserve_interrupts,
                             require_int)
@@ -310,10 +312,13 @@ def wrapped_count(config, dtype: torch.dtype) -> int: # numbers
 
 def text_bytes(config, length: int, dtype: torch.dtype) -> int: # 0: it has no keys and values
     "Keys and values of so many positions."
-    heads = getattr(config, "num_attention_heads", 0)
-    if not heads: return 0
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return cache_bytes(config.num_hidden_layers, kv_heads, head_size(config), length, dtype)
+    if not getattr(config, "num_attention_heads", 0): return 0
+    # in some models layers differ in the size of their heads
+    layers = getattr(config, "per_layer_config", None) or [config] * config.num_hidden_layers
+    def of_layer(layer) -> int:
+        kv_heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+        return cache_bytes(1, kv_heads, head_size(layer), length, dtype)
+    return sum(of_layer(layers[i]) for i in range(kept_layers(config)))
 
 def weight_bytes(config, counts: tuple[int, int, int], # of `weight_counts`
                  device: torch.device, dtype: torch.dtype, use: str,

@@ -90,8 +90,10 @@ def is_stateful(model, config) -> bool:
 def kept_layers(config) -> int:
     "How many layers keep keys and values; the last ones of some models read those of others."
     from transformers import DynamicCache
-    try: return len(DynamicCache(config=config).layers) or config.num_hidden_layers
+    try: layers = DynamicCache(config=config).layers
     except KeyError: return config.num_hidden_layers # a kind of layer that the library's lacks
+    some = [i for i, layer in enumerate(layers, 1) if type(layer).__name__ != "DummyLayer"]
+    return max(some, default=config.num_hidden_layers)
 
 def check_module(model: object) -> None:
     "Raise `InputError` for what is no module of transformers, `ModelError` if weights lack."
