@@ -544,7 +544,7 @@ GALLERY += [
 # %% ../../nbs/lossless/02_gallery.ipynb #b10c6a01
 def _marginal(q: Next, place: int) -> Exact: # [V]
     "The distribution of the token at a place, whatever stands before it."
-    texts = {(): Fraction(1)}
+    texts: dict[tuple[int, ...], Fraction] = {(): Fraction(1)}
     for _ in range(place):
         texts = {(*text, token): weight * share for text, weight in texts.items()
                  for token, share in enumerate(q(text)) if share}
