@@ -12,6 +12,8 @@ from specdec.drafters.adaptive import MOST
 from specdec.drafters.choose import COST, PRIOR, VERIFY, Chooser, drafting
 from specdec.drafters.head import Head, init_from_target, share_embedding
 from specdec.drafters.head_drafter import HeadDrafter
+from specdec.loop import speculate
+from specdec.lossless.enumerate import exact_distribution
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -70,6 +72,39 @@ def windowed(head, target, window=6):
     new = Head(config, DRAFT).to(head.fc.weight)
     new.load_state_dict(head.state_dict())
     return share_embedding(new, target)
+
+
+# The exact law, on three words
+LENGTH, PROMPT, TINY = 4, [0, 2], dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
+
+
+def chain_rule(target, sampling):
+    "What the target says alone, by the chain rule in float64, each row from a forward without a past."
+    distribution = {(): 1.0}
+    for _ in range(LENGTH):
+        distribution = {
+            (*text, token): weight * p
+            for text, weight in distribution.items()
+            for token, p in enumerate(
+                sampling.probs(target.forward(torch.tensor([[*PROMPT, *text]]), target.new_cache(9), last=1)[0, -1])
+                .double()
+                .tolist()
+            )
+            if p
+        }
+    return distribution
+
+
+def error(target, drafter, sampling, K):
+    "Total variation between the walked law of the production loop and the chain rule."
+    def program(rng):
+        return tuple(
+            token for r in speculate(target, drafter, PROMPT, sampling, rng, K, LENGTH) for token in r.emitted
+        )
+
+    found, expected = exact_distribution(program), chain_rule(target, sampling)
+    assert sum(found.values()) == 1
+    return sum(abs(float(found.get(text, 0)) - expected.get(text, 0)) for text in found.keys() | expected.keys()) / 2
 
 
 class Noting:

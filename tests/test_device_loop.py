@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from specdec.drafters.block import Block, BlockDrafter, block_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
@@ -151,6 +152,16 @@ def random_head(target, seed=0, context=48, window=None):
 def head_drafter(target, *how, **more): return HeadDrafter(random_head(target, *how, **more), target)
 
 
+def block_drafter(target, seed=0, context=48, **options):
+    "A block with random weights, over 16 of the target's tokens."
+    torch.manual_seed(seed)
+    more = dict(layers=(1, 2), mask_token_id=0, block_size=4) | options
+    block = Block(block_config(target, 16, **more), torch.arange(3, 19))
+    for w in block.parameters(): torch.nn.init.normal_(w, std=.4)
+    block.config.decoder.max_position_embeddings = context
+    return BlockDrafter(block.to(target.device, target.dtype), target)
+
+
 SHAPE = best_tree([[.5, .3], [.4, .3]], 9)
 
 
@@ -174,6 +185,10 @@ def drafters(target, seed=0):
         "short memory": ModelDrafter(tiny(V, seed=seed, context=12, **there), V),
         "head": head_drafter(target, seed), "head, short memory": head_drafter(target, seed, context=10),
         "head with a window": head_drafter(target, seed, window=5),
+        "block": block_drafter(target, seed, num_layers=2),
+        "block, a chain": block_drafter(target, seed, markov_rank=4),
+        "block, short memory": block_drafter(target, seed, context=10),
+        "block, row 0 is the anchor": block_drafter(target, seed, sample_from_anchor=False),
         "colder": TemperatureScaledDrafter(ModelDrafter(relative(), V)),
         "colder head": TemperatureScaledDrafter(head_drafter(target)),
         "hybrid": hybrid(SuffixDrafter(), TemperatureScaledDrafter(head_drafter(target, seed))),

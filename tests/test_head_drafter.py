@@ -10,8 +10,10 @@ from helpers_drafters import (
     CPU,
     DRAFT,
     OPTIONS,
+    TINY,
     V,
     difference,
+    error,
     fresh,
     proposals,
     random_head,
@@ -21,7 +23,6 @@ from helpers_drafters import (
 from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
-from specdec.lossless.enumerate import exact_distribution
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -172,38 +173,8 @@ def test_a_drafter_for_another_target_is_refused(target, tiny):
     with pytest.raises(ModelError, match="vocabulary of 24"): HeadDrafter(random_head(target), tiny)
 
 # the exact law
-LENGTH, PROMPT, TINY = 4, [0, 2], dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
-
-
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory): return random_target(tmp_path_factory.mktemp("tiny"), V=3, depth=3, **TINY)
-def chain_rule(target, sampling):
-    "What the target says alone, by the chain rule in float64, each row from a forward without a past."
-    distribution = {(): 1.0}
-    for _ in range(LENGTH):
-        distribution = {
-            (*text, token): weight * p
-            for text, weight in distribution.items()
-            for token, p in enumerate(
-                sampling.probs(target.forward(torch.tensor([[*PROMPT, *text]]), target.new_cache(9), last=1)[0, -1])
-                .double()
-                .tolist()
-            )
-            if p
-        }
-    return distribution
-
-
-def error(target, drafter, sampling, K):
-    "Total variation between the walked law of the production loop and the chain rule."
-    def program(rng):
-        return tuple(
-            token for r in speculate(target, drafter, PROMPT, sampling, rng, K, LENGTH) for token in r.emitted
-        )
-
-    found, expected = exact_distribution(program), chain_rule(target, sampling)
-    assert sum(found.values()) == 1
-    return sum(abs(float(found.get(text, 0)) - expected.get(text, 0)) for text in found.keys() | expected.keys()) / 2
 
 
 class MisreportsState(HeadState):

@@ -122,7 +122,7 @@ def test_an_empty_path_is_no_path(name):
 
 @pytest.mark.parametrize("more, error", [
     (dict(layers=20_000), "deeper|at most 4"), (dict(batch=10**12), "whole training")])
-@pytest.mark.parametrize("kind", ["head", "lm"])
+@pytest.mark.parametrize("kind", ["head", "block", "lm"])
 def test_sizes_are_held_against_the_target(folder, tmp_path, monkeypatch, more, error, kind):
     monkeypatch.setattr(export, "sample", None)
     config = settings(folder, None, tmp_path / "d", kind=kind).__dict__ | dict(data=None) | more

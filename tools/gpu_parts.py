@@ -26,17 +26,18 @@ import numpy as np
 import torch
 import transformers
 from scipy.stats import chi2
+from specdec.drafters.block import Block, BlockDrafter, block_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.app.answers import first_difference
-from specdec.device.graphs import captured, count_synchronisations, is_capturable
+from specdec.device.graphs import captured, count_synchronisations
 from specdec.device.loop import DeviceDecoder, DeviceLoop
 from specdec.device.ops import as_llama
 from specdec.drafters.base import Drafter, NoDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.head import Head, head_config, load_head
-from specdec.drafters.head_drafter import HeadDrafter, HeadOnDevice
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.load import shipped
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
@@ -136,6 +137,14 @@ def random_head(target: Llama) -> Head:
     return Head(head_config(target, len(tokens)), tokens).to(target.device, target.dtype)
 
 
+def random_block(target: Llama) -> Block:
+    "A block of sixteen rows for its time, likewise."
+    torch.manual_seed(0)
+    tokens = torch.arange(min(32768, target.vocab_size // 2))
+    config = block_config(target, len(tokens), mask_token_id=0, num_layers=2, block_size=16, markov_rank=64)
+    return Block(config, tokens).to(target.device, target.dtype)
+
+
 def in_four_bits(target: Llama) -> Llama:
     "The same shape with random levels in the matrices of its layers, as `quantised` makes it of real ones."
     import copy
@@ -159,6 +168,7 @@ def some_drafters(target: Llama, head: Head) -> dict[str, tuple[Drafter, int]]:
     def colder() -> Drafter: return TemperatureScaledDrafter(HeadDrafter(head, target))
     return {"plain": (NoDrafter(), 1), "n-gram": (NGramDrafter(), 8), "suffix": (SuffixDrafter(), 8),
             "model": (ModelDrafter(skipping, target.vocab_size), 4), "head": (colder(), 5),
+            "block": (TemperatureScaledDrafter(BlockDrafter(random_block(target), target)), 5),
             "hybrid": (HybridDrafter(SuffixDrafter(), colder()), 5),
             "tree": (TreeDrafter(head, target, width=4, depth=4), 12)}
 
@@ -418,28 +428,6 @@ def step_times(loop: DeviceLoop, prompt: list[int], n: int) -> dict[str, float]:
     return dict(zip(STEPS, map(statistics.median, zip(*found[2:]))))
 
 
-@torch.inference_mode()
-def block_time(head: Head, target: Llama, K: int, n: int) -> float: # ms
-    """One forward of a head over K places at once, as drafters that write a block in parallel take it, and its logits.
-    The target's last matrix is read before each, so that the head's weights aren't in a cache already."""
-    reader = HeadOnDevice(HeadDrafter(head, target), 512)
-    device = target.device
-    ids, at = torch.zeros(K, dtype=torch.long, device=device), 64 + torch.arange(K, device=device)
-    x = torch.zeros(1, K, reader.state.shape[-1], dtype=target.dtype, device=device)
-    def forward(): return reader.head.say_all(reader.read(ids, x, at))[0].argmax(-1)
-    run = forward
-    if is_capturable(device): run, _ = captured(forward, (), device, torch.Generator(device))
-    hidden, timer, found = torch.zeros(1, 1, target.config.hidden_size, dtype=target.dtype, device=device), None, []
-    for _ in range(n + 2):
-        target.head(hidden)
-        timer = PhaseTimer(device)
-        marks = [timer.now()]
-        run()
-        marks.append(timer.now())
-        found += marks_ms(marks, device)
-    return statistics.median(found[2:])
-
-
 def costs_of(machine: Machine, target: Llama, head: Head, prompt: list[int], Ks: tuple[int, ...],
              sampling=SamplingParams(), **options) -> dict:
     """v(K) of the target; c of a head, of a block, and of the target without a third of its layers; and by these S for
@@ -455,12 +443,10 @@ def costs_of(machine: Machine, target: Llama, head: Head, prompt: list[int], Ks:
     v = {K: (sum(found.values()) - found["draft"]) / whole for K, found in free.items()}
     c: dict[str, dict[int, float]] = {"lookup": {K: found["draft"] / K / whole for K, found in free.items()}}
     raw = {"plain": step, "n-gram": free}
-    for name in ("head", "model"):
+    for name in ("head", "model", "block"):
         raw[name] = {K: times(drafters[name][0], K) for K in Ks}
         c[name] = {K: max(0, found["draft"] + found["commit"] - free[K]["commit"]) / K / whole
                    for K, found in raw[name].items()}
-    raw["block"] = {K: block_time(head, target, K, n) for K in Ks}
-    c["block"] = {K: found / K / whole for K, found in raw["block"].items()}
     def best(alpha: float, c: dict[int, float]) -> dict:
         S = {K: float(walltime_factor(alpha, K, c[K], v[K])) for K in Ks}
         K = max(S, key=S.get)

@@ -966,6 +966,7 @@ def decoded_with(folder: Path, target: str) -> str: # a command line
 @app.command()
 @examples(
     "specdec distill --out drafter --tokens 300000",
+    "specdec distill --kind block --layers 2 --out block --tokens 1000000",
     "specdec distill --kind lm --layers 4 --out small --data samples --tokens 3000000",
     "specdec distill --from drafter --out adapted --prompts questions.jsonl --tokens 300000",
     "accelerate launch --multi_gpu --num_processes 4 -m specdec distill --out drafter --tokens"
@@ -975,14 +976,20 @@ def distill(
         help="The drafter's folder; training keeps its checkpoint there, and goes on from it.")],
     target: Annotated[str, _drafter(
         help="The model to draft for: smollm2, a folder, or org/name.")] = "smollm2",
-    kind: Annotated[Literal["head", "lm"], _drafter(
-        help="A head that reads the target's features, or a small model of its own.")] = "head",
+    kind: Annotated[Literal["head", "block", "lm"], _drafter(
+        help="A head that reads the target's features, a block that drafts all its tokens in one"
+             " forward, or a small model of its own.")] = "head",
     layers: Annotated[int, _drafter(min=1, help="Decoder layers.")] = 1,
     hidden: Annotated[int, _drafter(
         help="Numbers per position (lm only); a multiple of 64.")] = 256,
     vocab: Annotated[int, _drafter(
         min=0, help="How many of the target's most frequent tokens it can propose; 0: all.",
     )] = 8192,
+    block: Annotated[int, _drafter(min=1, help="Draft tokens of a forward (block only).")] = 6,
+    markov: Annotated[int, _drafter(min=0, help="Rank of the bias by the token before (block only);"
+                                    " 0: none.")] = 64,
+    confidence: Annotated[bool, _drafter(
+        help="Also learn how likely each token is to be accepted (block only).")] = True,
     tokens: Annotated[int, _training(min=1, help="Tokens to train on, in all.")] = 1_000_000,
     data: Annotated[Path | None, _training(
         help="A folder of .npy shards of the target's own words; without it the target writes"
@@ -1017,7 +1024,8 @@ def distill(
         target=target, kind=kind, out=str(out), tokens=tokens, seed=seed, layers=layers,
         hidden=hidden, vocab=vocab, loss=loss, optimizer=optimizer, lr=lr, matrix_lr=matrix_lr,
         batch=batch, device=device, dtype=dtype, data=told(data), prompts=told(prompts),
-        weights=told(weights), keep_states=told(keep_states),
+        weights=told(weights), keep_states=told(keep_states), block=block, markov=markov,
+        confidence=confidence,
     )
     try: folder = or_rebuild(lambda: training.distill(config), target)
     except KeyboardInterrupt:
@@ -1246,7 +1254,7 @@ def grid_schema_command() -> None:
 
 # %% ../../nbs/use/07_cli.ipynb #92d062b9
 def is_head(name: str) -> bool:
-    "Whether that is the folder of a trained head, or one that comes with the package."
+    "Whether that is the folder of a trained head or block, or one that comes with the package."
     from specdec.drafters.load import shipped
     from specdec.models.files import local_path
     for config in (shipped(name) / "config.json", local_path(name) / "config.json"):
@@ -1255,13 +1263,18 @@ def is_head(name: str) -> bool:
 
 def exported(name: str, out: Path, dtype: str, target: str) -> dict: # target: a head's
     "What `specdec export --json` prints, once the file is written."
-    from specdec.models.gguf import export_gguf, export_head, gguf_path, original_gguf
+    from specdec.models.gguf import (
+        export_block, export_gguf, export_head, gguf_path, original_gguf)
     if is_head(name):
         gguf_path(out)  # before the target is loaded
-        from specdec.drafters.load import find_drafter
+        from specdec.drafters.block import KINDS
+        from specdec.drafters.load import find_drafter, speculators_kind
         from specdec.models.loading import load as load_by_name
-        export_head(find_drafter(name), load_by_name(target, "cpu"), out, dtype)
-        serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", "draft-eagle3"]
+        folder, model = find_drafter(name), load_by_name(target, "cpu")
+        kind = speculators_kind(folder)
+        write = export_block if kind in KINDS else export_head
+        write(folder, model, out, dtype)
+        serve = ["-m", "TARGET.gguf", "-md", str(out), "--spec-type", f"draft-{kind}"]
     else:
         serve = ["-m", str(out)]
         if dtype == "int4": export_original(original_gguf(name), out)

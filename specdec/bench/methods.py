@@ -157,10 +157,12 @@ def llamacpp_missing() -> str | None: # what to do; None: it is here
 LLAMACPP_MODES = {  # name → llama.cpp's kind of speculation
     "plain": "NONE", "ngram-cache": "NGRAM_CACHE", "ngram-simple": "NGRAM_SIMPLE",
     "ngram-mod": "NGRAM_MOD", "eagle3": "DRAFT_EAGLE3", "draft": "DRAFT_SIMPLE",
+    "dflash": "DRAFT_DFLASH", "dspark": "DRAFT_DSPARK",
 }
 LLAMACPP = {"llamacpp" if mode == "plain" else f"llamacpp-{mode}": mode
             for mode in LLAMACPP_MODES}  # a grid's name → mode
-DRAFTED = "eagle3", "draft" # modes that need a file of their own: a head, a small model
+# modes that need a file of their own: a head, a small model, a block
+DRAFTED = "eagle3", "draft", "dflash", "dspark"
 
 # Run by a Python of its own, which reads one line of settings, says where it listens, and ends when
 # its standard input does: then we have ended.
@@ -206,7 +208,7 @@ class LlamaCpp:
     def __init__(self, model: str | Path,   # a GGUF file
                  mode: str = "plain",
                  context: int = 2048,       # positions that it makes room for
-                 # for eagle3: what `export_head` wrote; for draft: a small model's GGUF file
+                 # what `export_head` or `export_block` wrote; for draft: a small model's GGUF file
                  draft: str | Path | None = None,
                  K: int | None = None,      # with a draft: its tokens; None: llama.cpp's own number
                  threads: int | None = None # None: as many as PyTorch has
@@ -214,8 +216,8 @@ class LlamaCpp:
         check(mode in LLAMACPP_MODES,
               f"llama.cpp has no mode {mode!r} here: expected {', '.join(LLAMACPP_MODES)}.")
         check((draft is not None) == (mode in DRAFTED),
-              "The mode eagle3 needs a draft, the GGUF file of a head, and so does draft, that of a"
-              " small model; no other mode has one.")
+              "The mode eagle3 needs a draft, the GGUF file of a head; so does draft, that of a"
+              " small model, and dflash and dspark, that of a block; no other mode has one.")
         missing = llamacpp_missing()
         if missing: raise ModelError(missing)
         self.mode, start = mode, time.perf_counter()

@@ -26,7 +26,7 @@ from ..models.protocol import CausalLM
 from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #d349a6c1
-def _joined(*linears: nn.Linear,
+def joined(*linears: nn.Linear,
             # packed, for reading several positions at once; see `Linear`
             pack: bool = False,
            ) -> Linear | Int4Linear:
@@ -45,8 +45,8 @@ def _fast_attention(module: HeadAttention) -> Attention:
     attention.heads, attention.kv_heads = module.heads, module.kv_heads
     attention.head_dim, attention.norm = module.head_dim, None
     attention.windowed = module.window is not None
-    attention.qkv = _joined(module.q_proj, module.k_proj, module.v_proj)
-    attention.out = _joined(module.o_proj)
+    attention.qkv = joined(module.q_proj, module.k_proj, module.v_proj)
+    attention.out = joined(module.o_proj)
     if module.q_norm is not None and module.k_norm is not None:
         attention.eps = module.q_norm.eps
         queries = module.q_norm.weight.detach().expand(module.heads, -1)
@@ -54,16 +54,16 @@ def _fast_attention(module: HeadAttention) -> Attention:
         attention.norm = torch.cat((queries, keys))
     return attention
 
-def _fast_mlp(module: HeadMLP) -> MLP:
+def fast_mlp(module: HeadMLP) -> MLP:
     "A head's MLP as an `MLP` of the decoder."
     mlp = MLP.__new__(MLP)  # as above
-    mlp.gate_up, mlp.down = _joined(module.gate_proj, module.up_proj), _joined(module.down_proj)
+    mlp.gate_up, mlp.down = joined(module.gate_proj, module.up_proj), joined(module.down_proj)
     return mlp
 
 class _FastLayer:
     "A head's layer, one sequence at a time, on a cache."
     def __init__(self, module: HeadLayer):
-        self.attention, self.mlp = _fast_attention(module.self_attn), _fast_mlp(module.mlp)
+        self.attention, self.mlp = _fast_attention(module.self_attn), fast_mlp(module.mlp)
         self.first = module.hidden_norm is not None
         self.norm_before_residual = module.norm_before_residual
         norms = [module.input_layernorm]
@@ -114,12 +114,12 @@ class FastHead:
                  embed: Callable[[Tensor], Tensor]): # the target's; unless the head has its own
         self.config, self.tokens = head.config, head.draft_tokens
         self.dtype, self.device = head.fc.weight.dtype, head.fc.weight.device
-        self.fc = _joined(head.fc, pack=True)
+        self.fc = joined(head.fc, pack=True)
         self.input_norm, self.fc_norm = copy.deepcopy(head.input_norm), copy.deepcopy(head.fc_norm)
         self.embed = embed if head.embed_tokens is None else copy.deepcopy(head.embed_tokens)
         self.layers = [_FastLayer(layer) for layer in head.decoder_layers]
         self.norm, self.eps = head.norm.weight.detach().clone(), head.norm.eps
-        self.lm_head = _joined(head.lm_head)
+        self.lm_head = joined(head.lm_head)
         self.where = _PositionTable(head)
 
     def fuse(self, features: Tensor) -> Tensor: # [T, F] → [1, T, hidden]

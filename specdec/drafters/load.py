@@ -16,6 +16,7 @@ import torch
 
 from ..errors import InputError, ModelError, check
 from .base import Drafter, NoDrafter
+from .block import KINDS, BlockDrafter, load_block
 from .colder import TemperatureScaledDrafter
 from .model import ModelDrafter
 from .head_drafter import HeadDrafter
@@ -83,15 +84,23 @@ def model_drafter(target: CausalLM, draft: object) -> Drafter: # draft: a `Causa
     return ModelDrafter(draft, target.vocab_size)
 
 # %% ../../nbs/drafters/27_load.ipynb #f322758f
-STOP_BELOW = 0.2  # of `HeadDrafter`
+STOP_BELOW = 0.2  # of `HeadDrafter` and `BlockDrafter`
+
+def speculators_kind(folder: Path) -> str | None: # None: it is no folder of `speculators`
+    "What its config.json says it is, such as \"eagle3\"; \"\" if that can't be read."
+    text = (folder / "config.json").read_text(encoding="utf-8", errors="replace")
+    if "speculators_model_type" not in text: return None
+    try: return str(parse_json(text)["speculators_model_type"])
+    except (ValueError, TypeError, KeyError): return "" # loading it says what is wrong
 
 # %% ../../nbs/drafters/27_load.ipynb #6cace4d5
-# what `specdec distill` wrote, or an EAGLE-3 head of `speculators`
+# what `specdec distill` wrote, or an EAGLE-3 head or a block of `speculators`
 def load_drafter(folder: Path,
                  target: CausalLM) -> Drafter:
     """A trained drafter, which samples at a lower temperature than the target
-    (`TemperatureScaledDrafter`); on a CPU, a head has weights of four bits. Raises `InputError` if
-    the folder holds none, `ModelError` if it is damaged or was trained for another target."""
+    (`TemperatureScaledDrafter`); on a CPU, a head or a block has weights of four bits. Raises
+    `InputError` if the folder holds none, `ModelError` if it is damaged or was trained for another
+    target."""
     folder = local_path(folder)
     found = _loaded(folder, target)
     found.source = load_drafter, (folder.resolve(), target)
@@ -105,10 +114,12 @@ def _loaded(folder: Path, target: CausalLM) -> TemperatureScaledDrafter:
         " wrote.",
     )
     check_no_older_head(folder, getattr(target, "name", None))
-    if "speculators_model_type" in (folder / "config.json").read_text(
-        encoding="utf-8", errors="replace"
-    ):
+    kind = speculators_kind(folder)
+    if kind is not None:
         dtype = torch.bfloat16 if target.device.type == "cpu" else None # there, in four bits
+        if kind in KINDS:
+            block = load_block(folder, target, dtype)
+            return TemperatureScaledDrafter(BlockDrafter(block, target, STOP_BELOW))
         head = load_head(folder, target, dtype)
         return TemperatureScaledDrafter(HeadDrafter(head, target, STOP_BELOW))
     draft = load_model(folder, target.device, target.dtype, use="draft")

@@ -541,6 +541,37 @@ GALLERY += [
            "our own", draft=drops_the_end),
 ]
 
+# %% ../../nbs/lossless/02_gallery.ipynb #b10c6a01
+def _marginal(q: Next, place: int) -> Exact: # [V]
+    "The distribution of the token at a place, whatever stands before it."
+    texts: dict[tuple[int, ...], Fraction] = {(): Fraction(1)}
+    for _ in range(place):
+        texts = {(*text, token): weight * share for text, weight in texts.items()
+                 for token, share in enumerate(q(text)) if share}
+    return sum(weight * q(text) for text, weight in texts.items())
+
+def reports_marginals(q: Next, K: int, rng: RandomSource):
+    "Draw a chain, and report each place's marginal."
+    tokens, rows = sampled(q, K, rng)
+    return tokens, np.stack([_marginal(q, i) for i in range(K)]) if tokens else rows
+
+def asks_too_late(q: Next, K: int, rng: RandomSource):
+    "End the draft before a token after which the draft isn't sure, and drop that token."
+    tokens, rows = sampled(q, K, rng)
+    for i in range(len(tokens)):
+        if 4 * q(tuple(tokens[:i + 1])).max() < 3: return tokens[:i], rows[:i]
+    return tokens, rows
+
+# %% ../../nbs/lossless/02_gallery.ipynb #b10c6a02
+GALLERY += [
+    Broken("marginals after a bias",
+           "Draws each token from a row that the token before has biased, and reports the row "
+           "without the bias.", "our own", draft=reports_marginals),
+    Broken("confidence asked too late",
+           "Drops a token because of a confidence that was asked about this very token.",
+           "our own", draft=asks_too_late),
+]
+
 # %% ../../nbs/lossless/02_gallery.ipynb #more-23
 def _softer(row): # [V] → [V]
     "Three quarters of a row, and a quarter spread over all tokens."

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +32,7 @@ from ..verify import acceptance_probability
 from specdec.train.data import (
     States, Teacher, claim, count_tokens, hash_row, in_answers, shared_prefix, split_rows,
 )
-from .student import LOSSES, STUDENTS, DistillConfig, Student, step_weights
+from .student import LOSSES, STUDENTS, DistillConfig, Student, lesson_of
 from ..models.llama import Llama
 
 # %% ../../nbs/drafters/14_loop.ipynb #2b8f2149
@@ -67,7 +67,7 @@ def make_optimizers(module: nn.Module,
     inside, others = [], []
     for name, p in module.named_parameters():
         if not p.requires_grad: continue
-        of_tokens = "lm_head" in name or "embed" in name
+        of_tokens = any(part in name for part in ("lm_head", "embed", "markov", "confidence"))
         if config.optimizer == "muon" and p.ndim == 2 and not of_tokens: inside.append(p)
         else: others.append(p)
     adamw = torch.optim.AdamW(others, lr=config.lr, weight_decay=0.0, betas=(0.9, 0.95))
@@ -93,32 +93,38 @@ class _Loss(torch.autograd.Function):
     def forward(ctx, config: DistillConfig,
                 said: Tensor,       # the target's logits, [n, D]
                 labels: Tensor,     # the tokens that follow, [n]
+                weights: Sequence[float | Tensor], # of each step; a number, or one a place, [n]
                 *predicted: Tensor, # the student's logits of each step, [n, D]
-               ) -> Tensor: # a number
-        steps, loss = len(predicted), LOSSES[config.loss]
-        weights = step_weights(steps, config.decay)
+               ) -> tuple[Tensor, Tensor]: # a number; Σ min(p, q) of the last step, [n]
+        steps, loss, alpha = len(predicted), LOSSES[config.loss], torch.empty(len(said))
+        by_place = [torch.as_tensor(w, device=said.device).expand(len(said)) for w in weights]
         asked = [torch.empty_like(logits) for logits in predicted]
         total = torch.zeros((), device=said.device)
         # on a CPU so few that they stay in its cache
         few = 64 if said.device.type == "cpu" else 8192
-        pieces = zip(*(rows.split(few) for rows in (said, labels, *predicted, *asked)))
-        for target_logits, label, *both in pieces:
+        alpha = alpha.to(said.device)
+        pieces = zip(*(rows.split(few) for rows in (said, labels, alpha, *predicted, *asked,
+                                                    *by_place)))
+        for target_logits, label, accepted, *both in pieces:
             log_p = (target_logits / config.temperature).log_softmax(-1, torch.float32)
             p = log_p.exp()
             floor = -torch.linalg.vecdot(p, log_p)  # the entropy
-            for weight, logits, pull in zip(weights, both[:steps], both[steps:]):
+            for i in range(steps):
+                logits, pull, weight = both[i::steps]
                 with torch.enable_grad():
                     z = logits.to(torch.float32, copy=True).requires_grad_()
-                    each = loss(p, z.log_softmax(-1), label, floor)
-                    part = each.sum() * (weight / max(1, len(said)))
+                    log_q = z.log_softmax(-1)
+                    part = loss(p, log_q, label, floor) @ (weight / max(1, len(said)))
                 pull.copy_(torch.autograd.grad(part, z)[0])
                 total += part.detach()
+            accepted.copy_(torch.minimum(p, log_q.detach().exp()).sum(-1))
         ctx.save_for_backward(*asked)
-        return total
+        ctx.mark_non_differentiable(alpha)
+        return total, alpha
 
     @staticmethod
-    def backward(ctx, gradient: Tensor):
-        return None, None, None, *(pull.mul_(gradient) for pull in ctx.saved_tensors)
+    def backward(ctx, gradient: Tensor, _):
+        return None, None, None, None, *(pull.mul_(gradient) for pull in ctx.saved_tensors)
 
 def distillation_loss(student: Student, teacher: Teacher,
                       ids: Tensor,      # sequences, [B, T]
@@ -126,14 +132,21 @@ def distillation_loss(student: Student, teacher: Teacher,
                       config: DistillConfig,
                       start: int,       # the first place that counts, at least the number of steps
                       where: Tensor,    # which from there on count, [B, T - start] of bool
+                      # for what a student draws; None: torch's own
+                      generator: torch.Generator | None = None,
                      ) -> Tensor: # a number
-    """The mean over places of each unrolled step, weighted over the steps; 0 if no place counts.
+    """The mean over places of each draft token in a row, weighted over these; 0 if no place counts.
     The target is renormalised on the draft vocabulary."""
     # the token after each place; none after the last
-    following = F.pad(teacher.labels(ids)[:, 1:], (0, 1), value=-1)
-    predictions = student.predictions(ids, teacher.features(states), student.steps, start, where)
-    said = teacher.logits(states[:, start:][where])
-    return _Loss.apply(config, said, following[:, start:][where], *predictions)
+    following = F.pad(teacher.labels(ids)[:, 1:], (0, 1), value=-1).flatten()
+    features = teacher.features(states)
+    lesson = lesson_of(student, config.decay, ids, features, start, where, generator)
+    said = teacher.logits(states.flatten(0, 1)[lesson.at])
+    found, alpha = _Loss.apply(config, said, following[lesson.at], lesson.weights, *lesson.logits)
+    if lesson.confidence is None: return found
+    weight = torch.as_tensor(lesson.weights[-1], device=alpha.device) / max(1, len(alpha))
+    return found + F.binary_cross_entropy_with_logits(
+        lesson.confidence.float(), alpha, weight, reduction="sum")
 
 # %% ../../nbs/drafters/14_loop.ipynb #69622cde
 @dataclass(frozen=True)
@@ -343,7 +356,7 @@ class Training:
         counts = count_tokens(train, target.vocab_size)
         self.student = STUDENTS[config.kind](config, target, counts)
         self.teacher = Teacher(target, self.student.tokens, self.student.layers)
-        self.start = max(shared_prefix(rows) - 1, config.unroll, DRAFTED)
+        self.start = max(shared_prefix(rows) - 1, self.student.steps, DRAFTED)
         held, places = rows_to_evaluate(held, measured, config.evaluate_rows, self.start)
         folder = Path(config.keep_states) if config.keep_states else None
         if process.rank: wait_for_all(process)  # the first process makes the files
@@ -368,9 +381,10 @@ class Training:
         mine = batch[process.rank::process.count]
         ids, states = self.states(mine)
         where = self.counts[mine, self.start:]
+        drawn = torch.Generator().manual_seed(config.seed * 1_000_003 + self.step)
         with self.autocast():
             loss = distillation_loss(
-                self.student, self.teacher, ids, states, config, self.start, where
+                self.student, self.teacher, ids, states, config, self.start, where, drawn
             )
         loss.backward()
         if process.count > 1: average_gradients(self.parameters)

@@ -6,9 +6,10 @@
 __all__ = ['DistillConfig']
 
 # %% ../../nbs/drafters/13_student.ipynb #5b99df57
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import ModelError, check
+from ..drafters.block import Block, init_block, load_block, save_block
 from specdec.drafters.head import (
-    Head, init_from_target, load_head, no_other_model, output_rows, save_head, why_no_copy,
-    with_vocabulary,
+    Head, init_from_target, load_head, no_other_model, output_rows, save_head, share_embedding,
+    why_no_copy, with_vocabulary,
 )
 from ..drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
 from ..models.loading import load_model
@@ -77,8 +79,8 @@ Positive = Annotated[Number, Field(gt=0)]
 class DistillConfig:
     "Every setting of a training run; raises `InputError` for what can't be."
     target: PathText = "smollm2"       # a name for `find_model`
-    # reads the target's features, or a small Llama of its own
-    kind: Literal["head", "lm"] = "head"
+    # reads the target's features, token by token or a block at once; or a small Llama of its own
+    kind: Literal["head", "block", "lm"] = "head"
     out: PathText = "drafter"          # the drafter's folder; the run is in its "training"
     tokens: Count = 1_000_000     # to train on, in all; may be changed when a run is resumed
     # a folder of .npy shards of the target's own words; None: sampled into "training/samples"
@@ -96,6 +98,11 @@ class DistillConfig:
     hidden: Annotated[Count, Field(multiple_of=64)] = 256
     vocab: Annotated[Whole, Field(ge=0)] = 8192 # tokens of the draft vocabulary; 0: all
     unroll: Count = 3             # steps of the training-time test (head)
+    block: Count = 6              # draft tokens of a forward (block)
+    anchors: Count = 64           # blocks that begin in a row, where its answers are (block)
+    # r, numbers by which the token before changes a row (block); 0: rows don't know each other
+    markov: Annotated[Whole, Field(ge=0)] = 64
+    confidence: bool = True       # also learn how likely each token is to be accepted (block)
     decay: Positive = 0.8         # weight of an unrolled step, relative to the one before
     loss: Literal["kl", "tv", "lk", "hard"] = "kl" # see `LOSSES`
     temperature: Positive = 1.0   # of the target's distribution that is imitated
@@ -130,6 +137,14 @@ class DistillConfig:
               "folder for out. To go on with a run that was stopped, leave weights out.")
 
 # %% ../../nbs/drafters/13_student.ipynb #f5676395
+@dataclass
+class Lesson:
+    "What a student says in a step of its training, and about which places."
+    at: Tensor                         # places out of [B · T], [n]
+    logits: list[Tensor]               # of each draft token in a row, [n, D]; or of all, one
+    weights: Sequence[float | Tensor]  # of each; a number, or one for each place
+    confidence: Tensor | None = None   # the logit of how likely it is to be accepted, [n]
+
 class Student(Protocol):
     "A drafter that is being trained."
     tokens: Tensor          # its vocabulary: target ids, rising, [D]
@@ -150,7 +165,46 @@ class Student(Protocol):
     def save(self, folder: Path) -> None:
         "Write what decoding loads."
 
+@runtime_checkable
+class DrawsPlaces(Protocol):
+    "A `Student` that is trained on some of the places only."
+    def drawn_lesson(self, ids: Tensor, features: Tensor, start: int, where: Tensor,
+                     generator: torch.Generator | None, # on the CPU
+                    ) -> Lesson:
+        "What it says at places that are drawn."
+
+def lesson_of(student: Student, decay: float, ids: Tensor, features: Tensor, start: int,
+              where: Tensor, generator: torch.Generator | None) -> Lesson: # see `Student`
+    "What a student is trained on: all steps at all places, or what it draws."
+    if isinstance(student, DrawsPlaces):
+        return student.drawn_lesson(ids, features, start, where, generator)
+    said = list(student.predictions(ids, features, student.steps, start, where))
+    row, place = where.nonzero().unbind(1)
+    at = row * (start + where.shape[1]) + start + place
+    return Lesson(at, said, step_weights(student.steps, decay))
+
+# %% ../../nbs/drafters/13_student.ipynb #eb8c79eb
+def small_embedding(rows: Tensor, # the target's, [n, hidden]
+                    size: int,    # numbers to keep of each
+                   ) -> Tensor: # [n, size]
+    """The rows in the directions in which they differ most (their singular vectors), brought to the
+    scale they had."""
+    rows = rows.float()
+    # hidden × hidden: the same right singular vectors as those of the rows, sooner
+    _, _, directions = torch.linalg.svd(rows.T @ rows)
+    small = rows @ directions[:size].T
+    return small * (rows.std() / small.std())
+
 # %% ../../nbs/drafters/13_student.ipynb #a63048ad
+def randomise(module: nn.Module, seed: int) -> None:
+    "Random matrices, and norms of 1, in place of what was there."
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(seed)
+        for p in module.parameters():
+            if not p.requires_grad: continue
+            if p.ndim == 2: p.copy_(torch.randn(p.shape) * 0.02)
+            else: p.fill_(1.0)
+
 def _first_head(config: DistillConfig, target: Llama,
                 counts: np.ndarray, # how often the sequences have each of the target's tokens, [V]
                ) -> Head:
@@ -165,13 +219,7 @@ def _first_head(config: DistillConfig, target: Llama,
     tokens = frequent_tokens(counts, config.vocab)
     head = init_from_target(target, tokens, decoder_from=layer, seed=config.seed,
                             num_layers=config.layers)
-    if init != "random": return head
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(config.seed)
-        for p in head.parameters():
-            if not p.requires_grad: continue
-            if p.ndim == 2: p.copy_(torch.randn(p.shape) * 0.02)
-            else: p.fill_(1.0)
+    if init == "random": randomise(head, config.seed)
     return head
 
 class HeadStudent:
@@ -196,17 +244,72 @@ class HeadStudent:
         head.load_state_dict(self.head.state_dict())
         save_head(head, folder, self.target)
 
-# %% ../../nbs/drafters/13_student.ipynb #eb8c79eb
-def small_embedding(rows: Tensor, # the target's, [n, hidden]
-                    size: int,    # numbers to keep of each
-                   ) -> Tensor: # [n, size]
-    """The rows in the directions in which they differ most (their singular vectors), brought to the
-    scale they had."""
-    rows = rows.float()
-    # hidden × hidden: the same right singular vectors as those of the rows, sooner
-    _, _, directions = torch.linalg.svd(rows.T @ rows)
-    small = rows @ directions[:size].T
-    return small * (rows.std() / small.std())
+# %% ../../nbs/drafters/13_student.ipynb #b10c5t02
+def _first_block(config: DistillConfig, target: Llama, counts: np.ndarray) -> Block:
+    "As `_first_head`: a block that was trained before, or a new one."
+    if config.weights: # with the vocabulary that it has
+        return share_embedding(load_block(Path(config.weights), target, torch.float32), target)
+    hidden = target.config.hidden_size
+    check(config.markov <= hidden, "markov, the rank of the bias, is at most the target's "
+          f"{hidden} numbers for a token, not {config.markov}.")
+    init = config.init or ("target" if why_no_copy(target) else "layer")
+    block = init_block(
+        target, frequent_tokens(counts, config.vocab), copied=init == "layer", seed=config.seed,
+        num_layers=config.layers, mask_token_id=int(counts.argmin()), block_size=config.block,
+        markov_rank=config.markov, enable_confidence_head=config.confidence,
+        confidence_head_with_markov=config.confidence and config.markov > 0)
+    if block.markov_head is not None: # tokens that are alike begin alike
+        ids = torch.arange(target.vocab_size)
+        known = small_embedding(output_rows(target, ids), config.markov)
+        with torch.no_grad(): block.markov_head.markov_w1.weight.copy_(known / known.std())
+    if init == "random": randomise(block, config.seed)
+    return block
+
+class BlockStudent:
+    "A block that is being trained."
+    def __init__(self, config: DistillConfig, target: Llama, counts: np.ndarray): # as `_first_head`
+        self.block = self.module = _first_block(config, target, counts)
+        self.target, self.steps, self.anchors = target, self.block.config.most, config.anchors
+        self.decay: float = config.decay
+        self.layers: tuple[int, ...] = self.block.config.layers
+        self.tokens = self.block.draft_tokens
+
+    def drawn_lesson(self, ids: Tensor, features: Tensor, start: int, where: Tensor,
+                     generator: torch.Generator | None) -> Lesson:
+        "Blocks at anchors that are drawn; what lies behind an answer doesn't count."
+        (B, T), steps, block = ids.shape, self.steps, self.block
+        found = where.nonzero()
+        order = torch.randperm(len(found), generator=generator)[:self.anchors * B]
+        row, anchor = found[order.to(found.device)].unbind(1)
+        states = block.states(ids, features, row, anchor + start, steps)
+        at = (anchor + start)[:, None] + torch.arange(steps, device=ids.device)
+        inside, at, row = at < T, at.clamp(max=T - 1), row[:, None]
+        weights = torch.tensor(step_weights(steps, self.decay), device=ids.device) * steps
+        weights = weights * (inside & where[row, at - start])
+        before = ids[row, at]
+        confidence = block.confidence(states.detach(), before)
+        return Lesson((row * T + at).flatten(), [block.logits(states, before).flatten(0, 1)],
+                      [weights.flatten()], None if confidence is None else confidence.flatten())
+
+    def predictions(self, ids: Tensor, features: Tensor, steps: int, start: int,
+                    where: Tensor) -> Iterator[Tensor]:
+        "See `Student`: what follows a place is said by the row `step` of a block so many before."
+        first, (B, T) = start - steps + 1, ids.shape
+        row = torch.arange(B, device=ids.device).repeat_interleave(T - first)
+        anchor = torch.arange(first, T, device=ids.device).repeat(B)
+        few = 128 if ids.device.type == "cpu" else 8192 # blocks at a time: each sees a whole text
+        states = torch.cat([self.block.states(ids, features, *some, steps)
+                            for some in zip(row.split(few), anchor.split(few))])
+        states, before = states.view(B, T - first, steps, -1), ids[:, start:][where]
+        for step in range(steps):
+            asked = states[:, steps - 1 - step:T - first - step, step][where]
+            yield self.block.logits(asked, before)
+
+    def save(self, folder: Path) -> None:
+        "As `speculators` reads it, in bfloat16."
+        block = Block(self.block.config, self.block.draft_tokens).bfloat16()
+        block.load_state_dict(self.block.state_dict())
+        save_block(block, folder, self.target)
 
 # %% ../../nbs/drafters/13_student.ipynb #c05946d3
 def _small_llama(config: DistillConfig, target: Llama,
@@ -289,4 +392,4 @@ class LMStudent:
 
 # by the kind that a `DistillConfig` names
 STUDENTS: dict[str, Callable[[DistillConfig, Llama, np.ndarray], Student]] = {
-    "head": HeadStudent, "lm": LMStudent}
+    "head": HeadStudent, "block": BlockStudent, "lm": LMStudent}

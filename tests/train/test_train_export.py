@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from specdec.drafters.block import BlockDrafter, load_block
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
@@ -44,13 +45,14 @@ def target(folder): return load_model(folder, CPU, torch.float32)
 def data(target, tmp_path_factory): return make_data(target, tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("kind", ["head", "lm"])
+@pytest.mark.parametrize("kind", ["head", "block", "lm"])
 def test_training_helps_and_the_drafter_loads(folder, data, tmp_path, target, kind):
     out = distill(settings(folder, data, tmp_path / "d", kind=kind, tokens=80 * 4 * 32, lr=3e-3))
     lines = [json.loads(line) for line in (out / "training" / "log.jsonl").read_text().splitlines()]
     assert lines[0]["tokens"] == 0 and lines[-1]["tokens"] == 80 * 4 * 32
     assert lines[-1]["loss"] < lines[1]["loss"] / 2
     if kind == "head": drafter = HeadDrafter(load_head(out, target), target)
+    elif kind == "block": drafter = BlockDrafter(load_block(out, target), target)
     else:
         draft = load_model(out, CPU, torch.float32, use="draft")
         assert isinstance(draft, NarrowLM) and draft.vocab_size == V
@@ -297,7 +299,7 @@ def whole_files(folder):
     return found
 
 
-@pytest.mark.parametrize("kind", ["head", "lm"])
+@pytest.mark.parametrize("kind", ["head", "block", "lm"])
 @pytest.mark.parametrize("limit, what", [(100, "config.json"), (3000, "checkpoint.safetensors")], ids=["soon", "late"])
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(folder, data, tmp_path, kind, limit, what):
     "The same command goes on when there is room; where only the drafter doesn't fit, the one before stays."

@@ -30,7 +30,7 @@ from specdec.train.loop import (
     tokens_of_round,
     training_tensors,
 )
-from specdec.train.student import LOSSES, DistillConfig
+from specdec.train.student import LOSSES, DistillConfig, step_weights
 
 torch.set_num_threads(1)
 
@@ -106,8 +106,9 @@ def test_the_loss_in_pieces_is_the_loss_at_once(loss, temperature):
     p = (said / temperature).softmax(-1)
     each = [LOSSES[loss](p, z.log_softmax(-1), labels).mean() for z in logits]
     parts = [weight * part for weight, part in zip((4 / 7, 2 / 7, 1 / 7), each)]
-    found = _Loss.apply(config, said, labels, *logits)
+    found, alpha = _Loss.apply(config, said, labels, step_weights(3, .5), *logits)
     torch.testing.assert_close(found, sum(parts))
+    torch.testing.assert_close(alpha, torch.minimum(p, logits[-1].softmax(-1)).sum(-1))
     asked, expected = torch.autograd.grad(3 * found, logits), torch.autograd.grad(3 * sum(parts), logits)
     torch.testing.assert_close(asked, expected)
     assert all(grad.abs().sum() > 0 for grad in asked)

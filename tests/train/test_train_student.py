@@ -136,7 +136,7 @@ def test_a_head_for_a_target_whose_layers_cannot_be_copied(data, tmp_path, famil
     with pytest.raises(InputError, match="biases or norms"): begun("c", init="layer")
 
 
-@pytest.mark.parametrize("kind", ["head", "lm"])
+@pytest.mark.parametrize("kind", ["head", "block", "lm"])
 def test_training_goes_on_from_a_drafter(folder, data, target, tmp_path, kind):
     """With its weights, as they were rounded when it was saved, and with as many tokens as it had: here the same ones,
     since the texts are the same."""

@@ -1,0 +1,135 @@
+"""What a block is worth beside the shipped head, kept in nbs/data/blocks.json:
+
+    python tools/blocks.py alpha --data SAMPLES NAME=FOLDER …
+    python tools/blocks.py speed --dtype float32 NAME=FOLDER …
+
+`alpha`: of each block, and of the head, α by draft position on the rows that `specdec distill` holds out of SAMPLES (a
+folder of shards), with 95 % intervals. `speed`: the package's fifteen prompts at temperatures 0 and 1, plain decoding,
+the head and the blocks in turn, each with several K: the median of their times by plain decoding's, tokens a round, and
+what a draft of five costs in plain steps. Each replaces its own part of the file and leaves the others.
+"""
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+DATA = Path(__file__).resolve().parent.parent / "nbs" / "data" / "blocks.json"
+KS, NEW_TOKENS, DRAFT = (2, 3, 5), 64, 5
+
+
+def store(part: str, name: str, content) -> None:
+    "Replace one entry of one part of the file."
+    from specdec.models.files import write_json
+    whole = json.loads(DATA.read_text()) if DATA.exists() else {}
+    write_json(DATA, whole | {part: whole.get(part, {}) | {name: content}})
+
+
+def alpha(data: Path, folders: dict[str, Path]) -> None:
+    "α by position of the head and of each block, on the same rows."
+    from specdec.drafters.block import load_block
+
+    from distillation import interval, measured
+    from specdec.drafters.head import load_head, share_embedding
+    from specdec.drafters.load import shipped
+    from specdec.models.hub import find_model, load_tokenizer
+    from specdec.models.loading import load_model
+    from specdec.train import student
+    from specdec.train.data import answer_marks, read_rows
+    from specdec.train.loop import Training
+    from specdec.train.student import DistillConfig
+    target = load_model(find_model("smollm2"), torch.device("cpu"), torch.float32)
+    rows, marks = read_rows(data, target.vocab_size), answer_marks(load_tokenizer(find_model("smollm2")))
+    for name, folder in {"head": shipped("smollm2-head"), **folders}.items():
+        kind, load = ("head", load_head) if name == "head" else ("block", load_block)
+        trained = share_embedding(load(folder, target, torch.float32), target)
+        with tempfile.TemporaryDirectory() as out, mock.patch.object(student, f"_first_{kind}", lambda *_: trained):
+            config = DistillConfig(kind=kind, out=out, evaluate_rows=10**6)
+            summary, each = measured(Training(config, target, rows, marks=marks))
+        content = {**summary, "rows": each.shape[-1], "intervals": interval(each)}
+        if kind == "block":
+            run = folder / "training" / "log.jsonl"
+            content["tokens"] = json.loads(run.read_text().splitlines()[-1])["tokens"] if run.exists() else None
+            content["weights"] = sum(p.numel() for p in trained.parameters())
+        print(name, json.dumps(content), flush=True)
+        store("alpha", name, content)
+
+
+def seconds(result) -> float: return result.total_time - result.time_to_first_token
+
+
+def draft_seconds(target, drafter, ids: list[int]) -> float:
+    "A draft of five, in the loop's order: the features of one more token first. The median."
+    from specdec.sampling import SamplingParams, SeededRandom
+    features = target.forward(torch.tensor([ids]), target.new_cache(len(ids)), last=1, layers=drafter.layers)[1][0]
+    half, took = len(ids) // 2, []
+    state = drafter.start(ids[:half], features[:half - 1], len(ids) + DRAFT)
+    for i in range(half, len(ids)):
+        target.forward(torch.tensor([[ids[i]]]), target.new_cache(1))  # as between two drafts: the caches are cold
+        start = time.perf_counter()
+        state.propose(DRAFT, SamplingParams(1.0), SeededRandom(0))
+        took.append(time.perf_counter() - start)
+        state.commit([ids[i]], features[i - 1:i])
+    return statistics.median(took)
+
+
+def speed(dtype: str, folders: dict[str, Path]) -> None:
+    "Fifteen prompts, everything in turn."
+    from specdec.drafters.block import BlockDrafter
+
+    from specdec.bench.run import environment
+    from specdec.drafters.load import load_drafter, shipped
+    from specdec.engine.block import block_verification
+    from specdec.models.hub import encode, prompts
+    from specdec.models.loading import load
+    from specdec.pair import Pair
+    target, fast = load("smollm2", "cpu", dtype), load("smollm2", "cpu", dtype, use="plain")
+    pairs = {name: Pair(target, load_drafter(folder, target))
+             for name, folder in {"head": shipped("smollm2-head"), **folders}.items()}
+    plain, found = Pair(fast), {}
+    for temperature in (0.0, 1.0):
+        runs: dict = {(name, K): [] for name in pairs for K in KS}
+        if temperature: runs |= {(f"{name}, block verification", K): [] for name in pairs for K in KS}
+        steps = []
+        for prompt in prompts():
+            how = dict(max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1)
+            alone = min((plain.generate(prompt.messages, method="plain", **how) for _ in range(2)), key=seconds)
+            steps.append(seconds(alone) / max(1, alone.num_tokens - 1))
+            for (name, K), kept in runs.items():
+                rule = block_verification if "," in name else None
+                pair = pairs[name.split(",")[0]]
+                tries = [pair.generate(prompt.messages, K=K, verify=rule, **how) for _ in range(2)]
+                best = min(tries, key=seconds)
+                kept.append((steps[-1] * (best.num_tokens - 1) / seconds(best), best.tokens_per_step))
+        for (name, K), kept in runs.items():
+            ratio, tau = (statistics.median(column) for column in zip(*kept))
+            found[f"{name}, T = {temperature:g}, K = {K}"] = {"speed": ratio, "tau": tau}
+            print(dtype, temperature, name, K, round(ratio, 3), round(tau, 3), flush=True)
+    ids = encode(target.tokenizer, prompts()[10].text)[:96]
+    step = statistics.median(steps)
+    prices = {name: draft_seconds(target, pair.drafter, ids) / step for name, pair in pairs.items()}
+    blocks = {name: isinstance(pair.drafter.drafter, BlockDrafter) for name, pair in pairs.items()}
+    print(dtype, "a draft of five, in plain steps:", prices, "step", step)
+    where = environment("cpu", dtype)
+    store("speed", dtype, {"runs": found, "draft": prices, "step": step, "blocks": blocks, "threads":
+                           torch.get_num_threads(), "processor": where["processor"], "prompts": len(prompts())})
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, dest="what")
+    one, two = commands.add_parser("alpha"), commands.add_parser("speed")
+    one.add_argument("--data", type=Path, required=True)
+    two.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int4"])
+    for each in (one, two): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
+    given = parser.parse_args()
+    named = {name: Path(folder) for name, folder in (each.split("=", 1) for each in given.folders)}
+    if given.what == "alpha": alpha(given.data, named)
+    else: speed(given.dtype, named)
