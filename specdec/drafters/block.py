@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
