@@ -254,7 +254,8 @@ def test_the_distribution_is_the_targets(tiny, form, K, tokens, sampling):
     assert error(tiny, BlockDrafter(block, tiny), sampling, K) < 1e-6
 
 
-@pytest.mark.parametrize("form, stop_below", [("product", .45), ("chain", .3), ("chain", .6), ("confidence alone", .45)])
+@pytest.mark.parametrize(
+    "form, stop_below", [("product", .45), ("chain", .3), ("chain", .6), ("confidence alone", .45)])
 def test_an_early_end_leaves_the_distribution_alone(tiny, form, stop_below):
     block = random_block(tiny, torch.tensor([0, 2]), **OPTIONS[form])
     drafter, lengths = BlockDrafter(block, tiny, stop_below), set()

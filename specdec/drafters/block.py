@@ -592,7 +592,7 @@ def load_block(folder: Path,
     `share_embedding` first. Raises `ModelError` with what is wrong if a file is missing, damaged,
     or made for another target."""
     folder, dtype = Path(folder), dtype or target.dtype
-    stored = stored_config(folder, KINDS)
+    stored = stored_config(folder, KINDS, "block")
     try:
         config = as_block_config(stored, target.config.num_hidden_layers)
         check_made_for(stored, target, folder)

@@ -611,6 +611,7 @@ def save_head(head: Head,
 # %% ../../nbs/drafters/06_head.ipynb #b876bb9f
 def stored_config(folder: Path,
                   kinds: Sequence[str] = ("eagle3",), # as `speculators` names them
+                  what: str = "EAGLE-3 head",         # as we do
                  ) -> dict:
     "The config.json of a head; raises `ModelError` if it is missing or describes no such thing."
     check_regular(folder)
@@ -625,8 +626,8 @@ def stored_config(folder: Path,
     if kind in kinds: return stored
     check_no_older_head(folder)
     raise ModelError(
-        f"{folder} is no {' or '.join(kinds)} in the format of speculators: its config.json says "
-        f"speculators_model_type {kind!r}."
+        f"{folder} is no {what} in the format of speculators: its config.json says "
+        f"speculators_model_type {kind!r}, and {' or '.join(map(repr, kinds))} is expected."
     )
 
 def as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of the target
