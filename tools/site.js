@@ -29,10 +29,10 @@
   const read = async () => {
     const entries = await (await fetch(`${root}search.json`)).json();
     return entries.map((entry) => {
-      const heading = entry.section || [entry.page, entry.name, ...entry.terms || []].join(" ");
-      const names = entry.section ? [entry.section] : [entry.page, entry.name, ...entry.terms || []];
+      const {page, name, section, terms = []} = entry, heading = section || `${page} ${name}`;
+      const names = section ? [section] : [page, name, ...terms], about = new Set(wordsOf(`${heading} ${terms.join(" ")}`));
       const text = `${heading} ${entry.text}`, words = wordsOf(text);
-      return {...entry, names: names.map((name) => meant(name).join(" ")), heading: wordsOf(heading), words: new Set(words),
+      return {...entry, names: names.map((name) => meant(name).join(" ")), about, heading: wordsOf(heading), words: new Set(words),
               said: ` ${words.join(" ")} `, all: text.toLowerCase(), codes: entry.code.toLowerCase().split(" ")};
     });
   };
@@ -40,7 +40,7 @@
     const [whole, beginning] = entry.section ? AS_HEADING : AS_TITLE, together = terms.join(" ");
     let sum = entry.names.includes(together) ? WHOLE : 0;
     for (const term of terms) {
-      if (entry.heading.includes(term)) sum += whole;
+      if (entry.about.has(term)) sum += whole;
       else if (entry.heading.some((word) => word.startsWith(term))) sum += beginning;
       else if (entry.words.has(term)) sum += AS_TEXT[0];
       else if ([...entry.words].some((word) => word.startsWith(term))) sum += AS_TEXT[1];
