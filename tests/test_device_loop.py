@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from specdec.drafters.block import Block, BlockDrafter, block_config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import assert_same_text, examples
@@ -54,6 +53,7 @@ from specdec.device.ops import (
     verify_on_device,
 )
 from specdec.drafters.base import NoDrafter
+from specdec.drafters.block import Block, BlockDrafter, block_config
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.head import Head, head_config

@@ -34,9 +34,8 @@ def store(part: str, name: str, content) -> None:
 
 def alpha(data: Path, folders: dict[str, Path]) -> None:
     "α by position of the head and of each block, on the same rows."
-    from specdec.drafters.block import load_block
-
     from distillation import interval, measured
+    from specdec.drafters.block import load_block
     from specdec.drafters.head import load_head, share_embedding
     from specdec.drafters.load import shipped
     from specdec.models.hub import find_model, load_tokenizer
@@ -82,9 +81,8 @@ def draft_seconds(target, drafter, ids: list[int]) -> float:
 
 def speed(dtype: str, folders: dict[str, Path]) -> None:
     "Fifteen prompts, everything in turn."
-    from specdec.drafters.block import BlockDrafter
-
     from specdec.bench.run import environment
+    from specdec.drafters.block import BlockDrafter
     from specdec.drafters.load import load_drafter, shipped
     from specdec.engine.block import block_verification
     from specdec.models.hub import encode, prompts

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import transformers
 from scipy.stats import chi2
-from specdec.drafters.block import Block, BlockDrafter, block_config
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec.app.answers import first_difference
@@ -34,6 +33,7 @@ from specdec.device.graphs import captured, count_synchronisations
 from specdec.device.loop import DeviceDecoder, DeviceLoop
 from specdec.device.ops import as_llama
 from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters.block import Block, BlockDrafter, block_config
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.head import Head, head_config, load_head

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from specdec.drafters.block import BlockDrafter, load_block
 
 from helpers import on_a_disk_of
 from helpers_training import CPU, V, make_data, make_target, settings, weights
+from specdec.drafters.block import BlockDrafter, load_block
 from specdec.drafters.head import load_head
 from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.model import ModelDrafter, NarrowLM
