@@ -89,7 +89,7 @@ badges: setup               ## what every notebook has besides its own cells: ti
 
 record: setup model         ## the runs of the page to step through, their averages, and the picture that stands in for them
 	$(BIN)/python tools/record.py
-	$(BIN)/python tools/pictures.py recorded
+	$(BIN)/python tools/pictures.py recorded round round-still
 
 figures: setup model        ## every figure that a page quotes, measured anew; an hour on a machine that does nothing else
 	$(BIN)/python tools/figures.py

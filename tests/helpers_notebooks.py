@@ -18,7 +18,8 @@ UNWRITTEN = "Not written yet."
 # Those that take most time or memory, of the tracks behind the path: `make pages` sees that what they import is
 # there and that each exercise has its check and its solution; `make test-all` runs them.
 LONG = {
-    "bench/07_run", "bench/09_report", "bench/01_methods", "drafters/03_model", "drafters/06_head", "drafters/25_trees",
+    "bench/07_run", "bench/09_report", "bench/01_methods", "drafters/03_model", "drafters/06_head",
+    "drafters/06_head_parts", "drafters/25_trees",
     "engine/02_models", "engine/04_transformer", "engine/14_device_loop", "engine/15_gguf", "engine/17_prefill",
     "engine/18_batches", "engine/19_batch_loop",
     "lossless/01_proof", "lossless/02_gallery", "lossless/07_check", "lossless/10_audit",

@@ -49,7 +49,7 @@ def steps() -> list[tuple[str, str]]: # what is written, by which command
     measured = [(f"nbs/data/{name}.json", stored(name)["command"]) for name in DATA]
     table = "specdec bench run configs/table.yaml --out table.jsonl"
     shown = [(page, f"make notebooks NOTEBOOKS={page}") for page in pages(MEASURING) + pages(SHOWING)]
-    pictures = ("nbs/images/recorded.svg", "python tools/pictures.py recorded")
+    pictures = ("nbs/images/recorded.svg", "python tools/pictures.py recorded round round-still results")
     return [*measured, pictures, (TABLE, table), *shown, ("README.md", "make readme")]
 
 

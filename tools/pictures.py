@@ -1,13 +1,14 @@
 """Draw the pictures in `nbs/images`: `python tools/pictures.py` draws all of them, `python tools/pictures.py map` one.
 
-`round.svg` is a real round of the default model, `race.svg` a real race, `map.svg` the layers of the package,
+`round.svg` plays rounds of a recorded run, and `round-still.svg` is its end for those who want no motion; `results.svg`
+shows what drafts gain by the stored measurements, `race.svg` a real race, `rollback.svg` a cache that forgets,
+`map.svg` the layers of the package,
 `recorded.svg` stands in for the sliders of the recorded runs where no script runs, `touch.svg` for the figure that one
 can touch, `colab.svg` is the badge that opens a notebook there, and `card.png` goes with a link to the site where it is
 shared. `palette` writes the colours of `specdec/panel/palette.py` into the site's style sheet.
 """
 import argparse
 import json
-import re
 from html import escape
 from pathlib import Path
 
@@ -46,68 +47,193 @@ def box(x: float, y: float, width: float, words: str, fill: str, extra: str = ""
             text(x + width / 2, y + 22, words, 15, "middle", text_extra)]
 
 
-def real_round() -> tuple[list[str], list[str], int, str]:
-    """A round of the default model in which some draft tokens were accepted and one was not: context, draft, accepted,
-    the target's token."""
-    from specdec.models.hub import prompts
-    from specdec.pair import load_pair
-    pair = load_pair("smollm2-ngram", device="cpu", dtype="float32")
-    for prompt in reversed(prompts()):
-        result = pair.generate(prompt.messages, max_new_tokens=64)
-        said = result.generated_ids[:1]
-        for r in result.rounds:
-            words = [result.token_text[t].strip() for t in [*said[-3:], *r.drafted, r.emitted[-1]]]
-            plain = all(re.fullmatch(r"[A-Za-z.,]+", word) for word in words)
-            if len(said) >= 3 and len(r.drafted) == 5 and r.accepted == 3 and plain:
-                return words[:3], words[3:8], 3, words[8]
-            said += r.emitted
-    raise SystemExit("No round with three of five accepted: look at other prompts.")
+def real_rounds(data: dict, shown: int = 3) -> tuple[list[str], list[dict]]:
+    """Some rounds of a recorded run, whose drafts were drawn: the last has a token rejected, those before keep all of
+    theirs. Before them, the tokens that stood there already."""
+    at = {"prompt": "song", "drafter": "smollm2-skip", "temperature": 0.7, "K": 4}
+    run = next(r for r in data["runs"] if all(r[name] == value for name, value in at.items()))
+    words, said = data["tokens"], [run["first"]]
+    for n, first in enumerate(run["rounds"]):
+        rounds = run["rounds"][n:n + shown]
+        rejected = [len(r["draft"]) - r["accepted"] for r in rounds]
+        if len(rounds) == shown and not any(rejected[:-1]) and rejected[-1] and rounds[-1]["accepted"]:
+            return [words[token] for token in said], [
+                {"draft": [words[token] for token in r["draft"]], "accepted": r["accepted"], "own": words[r["own"]]}
+                for r in rounds]
+        said += [*first["draft"][:first["accepted"]], first["own"]]
+    raise SystemExit("No such rounds were recorded: look at other runs.")
 
 
-def draw_round(context: list[str], draft: list[str], accepted: int, target: str) -> str:
-    "Draft, verify, commit: each step with its name above it, so that the picture is readable at phone width."
-    step, wide, left, body = 98, 92, 8, []
-    lefts = [left + step * i for i in range(len(draft) + 1)]
+class Film:
+    "A picture that plays in a loop, by its reader's clock; a still has what stands there at the end."
+    def __init__(self, seconds: float, still: bool):
+        self.seconds, self.still, self.rules = seconds, still, []
 
-    def label(y: int, head: str, small: str):
-        body.extend([
-            text(left, y, head, 16, extra='font-weight="bold"'),
-            text(left + 9.2 * len(head) + 10, y, small, 15, extra=f'fill="{FAINT}"'),
-        ])
+    def seen(self, parts: list[str], start: float, end: float | None = None, grows: bool = False) -> str:
+        "Parts that are seen between two seconds, `None`: to the end; what grows does so from its left, for a second."
+        if self.still: return "" if end else "".join(parts)
+        n, a, b = len(self.rules), 100 * start / self.seconds, 100 * (end or self.seconds) / self.seconds
+        full = a + 100 * (1 if grows else .25) / self.seconds
+        gone, there = ("transform:scaleX(0)", "transform:none") if grows else ("opacity:0", "opacity:1")
+        after = f"{b:.2f}%{{{there};opacity:1}}{b + .01:.2f}%,100%{{opacity:0}}" if end else f"100%{{{there}}}"
+        self.rules.append(f"@keyframes k{n}{{0%,{a:.2f}%{{{gone}}}{full:.2f}%{{{there}}}{after}}}"
+                          f".k{n}{{animation:k{n} {self.seconds:g}s linear -2.6s infinite;transform-box:fill-box}}")
+        return f'<g class="k{n}">{"".join(parts)}</g>'
 
-    label(22, "Text so far", "committed already")
-    for x, word in zip(lefts, context):
-        body += box(x, 32, wide, word, FILL["context"])
-    label(98, "1  Draft", "cheap guesses, drawn from q")
-    for x, word in zip(lefts, draft):
-        body += box(x, 108, wide, word, FILL["drafted"], 'stroke-dasharray="5 3"')
-    label(174, "2  Verify", "one forward of the target")
-    body += [
-        f'<rect x="{left}" y="184" width="{step * len(draft) + wide}" height="34" rx="6" fill="{INK}"/>',
-        text(
-            left + (step * len(draft) + wide) / 2, 206, "p for every position at once", 16, "middle", 'fill="#ffffff"'
-        ),
-    ]
-    label(250, "3  Accept or resample", "accept with probability min(1, p/q)")
-    for i, (x, word) in enumerate(zip(lefts, draft)):
-        if i < accepted:
-            body += box(x, 260, wide, "✓ " + word, FILL["accepted"])
-        elif i == accepted:
-            body += box(x, 260, wide, word, FILL["rejected"], text_extra='text-decoration="line-through"')
-            body += box(x, 302, wide, target, FILL["corrected"], 'stroke-width="2"')
-            body.append(text(x - 10, 324, "from the residual, max(p − q, 0):", 15, "end", f'fill="{FAINT}"'))
-        else:
-            body += box(x, 260, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
-    said = " ".join(draft[:accepted] + [target])
-    body.append(
-        text(
-            left, 368, f"{accepted + 1} tokens from one forward of the target: “{said}”", 16, extra='font-weight="bold"'
-        )
-    )
+    def style(self) -> list[str]:
+        "What plays it."
+        return ["<style>", *self.rules, "</style>"] if self.rules else []
+
+
+def draw_round(said: list[str], rounds: list[dict], still: bool = False) -> str:
+    """Rounds, one after the other: some tokens are drafted, read by one forward of the target, kept or replaced, and
+    stand in the text. Steps have their names above them, so that the picture is readable at phone width."""
+    left, step, wide, letter, each = 4, 92, 86, 9.0, 5.5
+    film, body = Film(each * len(rounds) + 3.5, still), []
+    slots = 1 + max(len(r["draft"]) for r in rounds)
+    width = step * (slots - 1) + wide
+
+    def label(y: int, head: str, small: str) -> None:
+        body.extend([text(left, y, head, 16, extra='font-weight="bold"'),
+                     text(left + 8.6 * len(head) + 8, y, small, 15, extra=f'fill="{FAINT}"')])
+
+    def shown(token: str) -> str: return token.strip() or "⏎"
+    line, column = 0, 0
+
+    def written(token: str, status: str = "") -> list[str]:
+        "A token where it stands in the text, of letters that are all as wide."
+        nonlocal line, column
+        if token == "\n":
+            line, column = line + 1, 0
+            return []
+        word, x = token.strip(), left + 10 + letter * (column + len(token) - len(token.lstrip()))
+        column += len(token)
+        back = f'<rect x="{x - 2:g}" y="{10 + 24 * line}" width="{letter * len(word) + 4:g}" height="21" rx="4"'
+        long = f'textLength="{letter * len(word):g}" font-family="DejaVu Sans Mono, Menlo, Consolas, monospace"'
+        return ([f'{back} fill="{FILL[status]}"/>'] if status else []) + [text(x, 26 + 24 * line, word, 15, extra=long)]
+
+    body.append(f'<rect x="{left}" y="2" width="{width}" height="86" rx="6" fill="none" stroke="{FAINT}"/>')
+    for token in said: body += written(token)
+    label(114, "1  Draft", "a cheap model guesses, from its q")
+    label(182, "2  Verify", "one forward of the target: p at every place")
+    label(244, "3  Keep or replace", "keep with probability min(1, p/q)")
+    tokens, commits = 0, [each * n + 3.4 + .3 * r["accepted"] for n, r in enumerate(rounds)]
+    for n, r in enumerate(rounds):
+        last = n == len(rounds) - 1
+        start, end = each * n, None if last else each * (n + 1) - .2
+        for i, token in enumerate(r["draft"]):
+            x, word, kept = left + step * i, shown(token), i < r["accepted"]
+            guess = box(x, 122, wide, word, FILL["drafted"], 'stroke-dasharray="5 3"')
+            body.append(film.seen(guess, start + .2 + .3 * i, end))
+            if kept: verdict = box(x, 252, wide, f"✓ {word}", FILL["accepted"])
+            elif i == r["accepted"]:
+                verdict = box(x, 252, wide, word, FILL["rejected"], text_extra='text-decoration="line-through"')
+            else: verdict = box(x, 252, wide, word, FILL["dropped"], 'stroke-dasharray="2 3"', f'fill="{FAINT}"')
+            body.append(film.seen(verdict, start + 2.8 + .3 * min(i, r["accepted"]), end))
+        bar = f'<rect x="{left}" y="190" width="{width}" height="26" rx="6" fill="{INK}"/>'
+        body.append(film.seen([bar], start + 1.6, end, grows=True))
+        words = text(left + width / 2, 208, "p for all of them at once", 15, "middle", 'fill="#ffffff"')
+        body.append(film.seen([words], start + 2.5, end))
+        x, bonus = left + step * r["accepted"], r["accepted"] == len(r["draft"])
+        own = box(x, 252 if bonus else 292, wide, shown(r["own"]), FILL["bonus" if bonus else "corrected"],
+                  'stroke-width="2"')
+        if not bonus: own.append(text(x - 8, 314, "the target’s own:", 15, "end", f'fill="{FAINT}"'))
+        body.append(film.seen(own, commits[n] - .3, end))
+        status = ["accepted"] * r["accepted"] + ["bonus" if bonus else "corrected"]
+        news = [part for token, kind in zip([*r["draft"][:r["accepted"]], r["own"]], status)
+                for part in written(token, kind)]
+        body.append(film.seen(news, commits[n]))
+        tokens += r["accepted"] + 1
+        forwards = f"{n + 1} forward{'s' if n else ''}"
+        counter = text(left, 352, f"{tokens} tokens from {forwards} of the target", 16, extra='font-weight="bold"')
+        body.append(film.seen([counter], commits[n], None if last else commits[n + 1]))
     title = (
-        f"One round: of {len(draft)} draft tokens the target accepts {accepted}, replaces the next, and drops the rest."
+        f"{len(rounds)} rounds as they were recorded: of the draft tokens of each, one forward of the target keeps as"
+        f" many as fit and adds a token of its own; {tokens} tokens from {len(rounds)} forwards."
     )
-    return svg(left + step * len(draft) + wide + 8, 384, title, body)
+    return svg(width + 2 * left, 364, title, [*film.style(), *filter(None, body)])
+
+
+def draw_rollback(capacity: int = 8) -> str:
+    "A cache of one buffer: what is written, what is forgotten, and the number that says so."
+    left, step, wide, tall, body = 4, 57, 53, 98, []
+    rows = [("append: the text", "context", 5, 5), ("append: two draft tokens, both wrong", "drafted", 7, 7),
+            ("rollback(5): one assignment", "rejected", 7, 5), ("append: three other tokens", "bonus", 8, 8)]
+    for n, (what, kind, filled, length) in enumerate(rows):
+        y = tall * n
+        body.append(text(left, y + 18, what, 16, extra='font-weight="bold"'))
+        for i in range(capacity):
+            new = i >= 5
+            dashed = 'stroke-dasharray="5 3"' if new and kind == "drafted" or i >= filled else ""
+            struck = 'text-decoration="line-through"' if new and kind == "rejected" else ""
+            fill = FILL[kind if new else "context"] if i < filled else "#ffffff"
+            body += box(left + step * i, y + 28, wide, f"row {i}" if i < filled else "", fill, dashed, struck)
+        x = left + step * length - 2
+        body.append(f'<path d="M{x} {y + 24} v44" stroke="{INK}" stroke-width="4"/>')
+        body.append(text(x - 6, y + 82, f"length = {length}", 15, "end", f'fill="{FAINT}"'))
+    title = "A buffer of eight rows: five are written, then two, which a smaller length forgets, then others."
+    return svg(2 * left + step * capacity, tall * len(rows), title, body)
+
+
+def stored(name: str) -> dict:
+    "A file of measurements."
+    return json.loads((ROOT / "nbs" / "data" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def gains(real: dict, used: dict) -> dict[str, dict[str, dict[str, tuple[float, float | None]]]]:
+    """Times as fast as plain decoding by the stored measurements, by machine, model and temperature: the default model,
+    and one that people use at each kind of work, with the drafts that are fastest there. Beside the latter the speed of
+    llama.cpp in its fastest mode, on the same scale."""
+    found = {real["processor"]: {f"SmolLM2-135M, {dtype}, {real['prompts']} prompts": {
+        T: (one["over_plain"], None) for T, one in both.items()} for dtype, both in real["results"].items()}}
+    beside = found.setdefault(used["environment"]["processor"].replace("(R)", "").removesuffix(" Processor"), {})
+    for row in used["rows"]:
+        speed, way = row["tokens_per_second"], row["best"].rpartition(" T=")[0]
+        gain = row["drafts_vs_plain"][way.removeprefix("drafts ").removeprefix("of ").removesuffix(" int8")]
+        kinds = beside.setdefault(f"Qwen2.5-Coder-1.5B, int8, {row['kind']}", {})
+        kinds[f"{row['temperature']:g}"] = gain, speed[row["llama.cpp"]] / speed[row["plain"]]
+    return found
+
+
+def draw_results(found: dict) -> str:
+    "A bar for each, on one scale whose unit is plain decoding: filled when greedy, hatched when sampled."
+    left, width, tall, y = 4, 454, 20, 0
+    most = max(gain for models in found.values() for bars in models.values() for gain, _ in bars.values())
+    scale, green, body, halo = (width - 46) / most, LOOKS["accepted"], [], 'paint-order="stroke" stroke="#ffffff"'
+    for machine, models in found.items():
+        y += 22
+        body.append(text(left, y, f"{machine}, two threads", 15, extra=f'fill="{FAINT}" {halo} stroke-width="6"'))
+        for name, bars in models.items():
+            y += 26
+            body.append(text(left, y, name, 15, extra=f'font-weight="bold" {halo} stroke-width="6"'))
+            y += 6
+            for T, (gain, other) in bars.items():
+                fill = green.fill if T == "0" else "url(#sampled)"
+                body.append(f'<rect x="{left}" y="{y}" width="{gain * scale:.1f}" height="{tall}" fill="{fill}"'
+                            f' stroke="{INK}"/>')
+                body.append(text(left + gain * scale + 6, y + 16, f"{gain:.2f}", 15))
+                if other: body.append(f'<path d="M{left + other * scale:.1f} {y - 1} v{tall + 2}" stroke-width="4"'
+                                      f' stroke="{LOOKS["rejected"].line}"/>')
+                y += tall + 3
+        y += 12
+    one, hatch = left + scale, f'<path d="M0 3 H6" stroke="{green.line}" stroke-width="2"/>'
+    body.insert(0, f'<defs><pattern id="sampled" width="6" height="6" patternUnits="userSpaceOnUse"'
+                   f' patternTransform="rotate(45)"><rect width="6" height="6" fill="#ffffff"/>{hatch}</pattern>'
+                   '</defs>')
+    body.insert(0, f'<path d="M{one:.1f} 30 V{y}" stroke="{INK}" stroke-width="2" stroke-dasharray="6 4"/>')
+    key = [("greedy", f'<rect x="{{}}" y="{{}}" width="22" height="14" fill="{green.fill}" stroke="{INK}"/>'),
+           ("temperature 1", f'<rect x="{{}}" y="{{}}" width="22" height="14" fill="url(#sampled)" stroke="{INK}"/>'),
+           ("plain decoding", f'<path transform="translate({{}} {{}})" d="M11 -2 V18" stroke="{INK}" stroke-width="2"'
+                              ' stroke-dasharray="6 4"/>'),
+           ("llama.cpp at its fastest", f'<path transform="translate({{}} {{}})" d="M11 -2 V18" stroke-width="4"'
+                                        f' stroke="{LOOKS["rejected"].line}"/>')]
+    for i, (words, sign) in enumerate(key):
+        x, at = left + 220 * (i % 2), y + 14 + 26 * (i // 2)
+        body += [sign.format(x, at), text(x + 30, at + 12, words, 15)]
+    title = "Times as fast as plain decoding: " + "; ".join(
+        f"{name}, {' and '.join(f'{gain:.2f}' for gain, _ in bars.values())}"
+        for models in found.values() for name, bars in models.items())
+    return svg(width + 2 * left, y + 66, f"{title} (greedy and at temperature 1).", body)
 
 
 def draw_lanes(
@@ -132,7 +258,7 @@ def draw_lanes(
 def real_runs() -> dict:
     "What `tools/record.py` recorded."
     from record import unpacked
-    return unpacked(json.loads((ROOT / "nbs" / "data" / "recorded.json").read_text(encoding="utf-8")))
+    return unpacked(stored("recorded"))
 
 
 def draw_recorded(
@@ -311,16 +437,14 @@ def with_palette(css: str) -> str:
     return f"{head}/* The palette: {mark}\n{style_sheet()}{end}{tail}"
 
 
-def races() -> dict:
-    "What `tools/race.py` recorded."
-    return json.loads((ROOT / "nbs" / "data" / "race.json").read_text(encoding="utf-8"))
-
-
 PICTURES = {
-    "round": lambda: draw_round(*real_round()),
+    "round": lambda: draw_round(*real_rounds(real_runs())),
+    "round-still": lambda: draw_round(*real_rounds(real_runs()), still=True),
+    "results": lambda: draw_results(gains(stored("choosing"), stored("target"))),
     "map": lambda: draw_map(layers()),
     "colab": lambda: draw_badge("Open in Colab"),
-    "race": lambda: draw_race(races()),
+    "rollback": draw_rollback,
+    "race": lambda: draw_race(stored("race")),
     "recorded": lambda: draw_recorded(real_runs()),
     "touch": draw_touch,
 }
@@ -335,7 +459,7 @@ if __name__ == "__main__":
         if name == "palette":
             STYLES.write_text(with_palette(STYLES.read_text(encoding="utf-8")), encoding="utf-8")
         elif name == "card":
-            greedy = next(race for race in races()["races"] if not race["temperature"])
+            greedy = next(race for race in stored("race")["races"] if not race["temperature"])
             draw_card(greedy).savefig(IMAGES / "card.png", metadata={"Software": None})
         else:
             (IMAGES / f"{name}.svg").write_text(PICTURES[name](), encoding="utf-8")

@@ -21,7 +21,8 @@ SITE_ONLY = re.compile(r"^</?(?:div|script|link)\b.*\n?", re.M)  # what only a b
 HIDDEN = re.compile(r"^#\|\s*(?:hide|include:\s*false)\s*$", re.M)
 NO_ECHO = re.compile(r"^#\|\s*echo:\s*false\s*$", re.M)
 CODE = r"(?P<code>^(?P<fence>```+|~~~+).*?^(?P=fence)[^\n]*$|(?P<ticks>`+).+?(?P=ticks))"
-LINK = r'(?P<open>\]\(|^\[[^\]\n]+\]:\s+|\b(?:src|href)=")(?P<target>[^)\s"]+)(?P<close>[^)\n]*\)(?:\{[^}\n]*\})?)?'
+LINK = (r'(?P<open>\]\(|^\[[^\]\n]+\]:\s+|\b(?:src(?:set)?|href)=")(?P<target>[^)\s"]+)'
+        r'(?P<close>[^)\n]*\)(?:\{[^}\n]*\})?)?')
 CODE_OR_LINK = re.compile(f"{CODE}|{LINK}", re.M | re.S)
 
 

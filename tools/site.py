@@ -231,29 +231,44 @@ IMPORTS = '#| code-fold: true\n#| code-summary: "Imports"\n'
 
 
 def with_answers_folded(cells: list[dict]) -> list[dict]:
-    """The cells with each answer to a **Predict** folded until it is asked for: what the next code prints or draws,
-    and the paragraph after it, unless that asks the next question. A heading in between ends a question unanswered."""
+    """The cells with each answer to a **Predict** folded until it is asked for: what the next code prints, and the
+    paragraph after it, unless that asks the next question. Pictures stand in the open, before the fold. A heading in
+    between ends a question unanswered."""
     shown: list[dict] = []
-    rest, asked, answering = list(cells), False, False
+    rest, asked = list(cells), False
+    answer: list[dict] | None = None  # what the fold holds, from the first output on
+
+    def closed(fold: list[dict]) -> list[dict]:
+        return [markdown_cell(ANSWER), *fold, markdown_cell("</details>")] if fold else []
+
     while rest:
         cell = rest.pop(0)
         text = "".join(cell["source"])
-        if cell["cell_type"] != "code":
-            if answering:
-                first, _, others = text.partition("\n\n")
-                if PARAGRAPH.fullmatch(first) and "**Predict" not in first:
-                    shown.append(markdown_cell(first))
-                    if others: rest.insert(0, markdown_cell(others))
-                else: rest.insert(0, cell)
-                shown.append(markdown_cell("</details>"))
-                asked = answering = False
-                continue
+        if cell["cell_type"] != "code" and answer is not None:
+            first, _, others = text.partition("\n\n")
+            if PARAGRAPH.fullmatch(first) and "**Predict" not in first:
+                answer.append(markdown_cell(first))
+                if others: rest.insert(0, markdown_cell(others))
+            else: rest.insert(0, cell)
+            shown += closed(answer)
+            asked, answer = False, None
+        elif cell["cell_type"] != "code":
             asked = "**Predict" in text or asked and not HEADING.search(text)
-        elif asked and not answering and cell.get("outputs") and not UNSHOWN.search(text):
-            shown += [{**cell, "outputs": []}, markdown_cell(ANSWER)]
-            cell, answering = {**cell, "source": f"#| echo: false\n{text}"}, True
-        shown.append(cell)
-    return [*shown, markdown_cell("</details>")] if answering else shown
+            shown.append(cell)
+        elif asked and cell.get("outputs") and not UNSHOWN.search(text):
+            pictures = [output for output in cell["outputs"] if is_picture(output)]
+            words = [output for output in cell["outputs"] if not is_picture(output)]
+            if answer is None or pictures:
+                shown.append({**cell, "outputs": pictures})
+                cell = {**cell, "source": f"#| echo: false\n{text}", "outputs": words}
+            answer = [*(answer or []), *([cell] if words else [])]
+        else: (shown if answer is None else answer).append(cell)
+    return [*shown, *closed(answer or [])]
+
+
+def is_picture(output: dict) -> bool:
+    "Whether a cell's output is one."
+    return any(kind.startswith("image/") for kind in output.get("data", {}))
 
 
 ANSWER = '<details class="predict"><summary>See the answer</summary>'
@@ -397,6 +412,16 @@ class PageLayout(layout.Layout):
                   item.href or items_of([item])[0].href) for item in self.nav.crumbs(self.page)]
         steps = [Li(A(Safe(text), href=self.href(href)), cls="breadcrumb-item") for text, href in trail]
         return [Nav(Ol(*steps, cls="breadcrumb"), cls=cls, aria_label="breadcrumb")] if len(steps) > 1 else []
+
+    def toc(self, body: bool = False, ids: bool = True, extra: list | None = None) -> list:
+        "What is on this page; a page has it twice, each with a name."
+        made = super().toc(body=body, ids=ids, extra=extra)
+        for part in made: part.attrs["aria-label"] = "Contents" if body else "On this page"
+        return made
+
+    def repo_actions(self) -> list:
+        "What one can do in the repository, as a part of the page that has a name."
+        return [Nav(*super().repo_actions(), aria_label="In the repository")]
 
     def page_navigation(self) -> list:
         "The pages before and after this one, by their titles for people."
@@ -619,13 +644,28 @@ def marked(text: str) -> str:
     return NO_HEADER.sub("<td></td>", CELL.sub(cell, CHOICES.sub('<p class="choices">', text)))
 
 
+# The site's root is where it was published, the folder of this page if that is what was asked for, else the nearest
+# folder above the address that has our index of words: its styles are asked for next, so this waits for the answer.
+FIND_ROOT = """(() => {
+  const base = document.querySelector("base"), own = location.pathname.match(/^.*\\/(?=404\\.html$)/);
+  if (own) { base.href = own[0]; return; }
+  if (location.pathname.startsWith(base.getAttribute("href"))) return;
+  for (const parts = location.pathname.split("/"); parts.pop() !== undefined;) {
+    const ask = new XMLHttpRequest();
+    base.href = `${parts.join("/")}/`;
+    ask.open("HEAD", "search.json", false);
+    ask.send();
+    if (ask.status === 200) return;
+  }
+})();"""
+
+
 def from_anywhere(text: str, site_url: str) -> str:
     """The page of an address that leads to none, which hosts show in place of a page in any folder: its links start at
-    the root of the site, or of a server that shows the site alone."""
-    root = f'{urlsplit(site_url).path.rstrip("/")}/'
-    base = (f'<base href="{root}"><script>if (!location.pathname.startsWith("{root}"))'
-            ' document.querySelector("base").href = "/";</script>')
-    return re.sub(r"<head[^>]*>", lambda head: head[0] + base, text, count=1).replace('href="#', 'href="404.html#')
+    the root of the site, wherever that is mounted."""
+    base = f'<base href="{urlsplit(site_url).path.rstrip("/")}/"><script>{FIND_ROOT}</script>'
+    head = '<meta charset="utf-8">'
+    return text.replace(head, head + base, 1).replace('href="#', 'href="404.html#')
 
 
 def finish_pages(out: Path, site_url: str) -> None:

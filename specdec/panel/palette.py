@@ -6,7 +6,9 @@
 __all__ = []
 
 # %% ../../nbs/engine/00_palette.ipynb #palette-04
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 # %% ../../nbs/engine/00_palette.ipynb #palette-09
 @dataclass(frozen=True)
@@ -60,3 +62,20 @@ def style_sheet() -> str: # CSS
     classes = [f".status-{name} {{ {LOOKS[name].css.replace(':', ': ').replace(';', '; ')}; }}"
                for name in STATUSES]
     return "\n".join([":root {", *variables, "}", *classes]) + "\n"
+
+# %% ../../nbs/engine/00_palette.ipynb #9a1e0002
+def draw_p_q(ax: Any, # matplotlib's axes
+             p: Sequence, q: Sequence, # a probability for each word: numbers, or fractions
+             words: Sequence[str]) -> None:
+    "p and q over some words, as every page draws them."
+    at, both = range(len(words)), [(float(a), float(b)) for a, b in zip(p, q)]
+    shared = [min(pair) for pair in both]
+    ax.bar(at, shared, .6, **bar("accepted"), label="in both: accepted")
+    ax.bar(at, [max(b - a, 0) for a, b in both], .6, shared, **bar("rejected"),
+           label="q above p: rejected")
+    ax.bar(at, [max(a - b, 0) for a, b in both], .6, shared, **bar("residual"),
+           label="p above q: the residual")
+    for (name, who), values in zip((("p", "target"), ("q", "draft")), zip(*both)):
+        ax.hlines(values, [i - .38 for i in at], [i + .38 for i in at], lw=3, **line(name),
+                  label=f"{name}, the {who}")
+    ax.set_xticks(at, words)

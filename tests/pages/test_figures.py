@@ -58,7 +58,7 @@ def test_tables_are_what_the_stored_measurements_say(page, shell, monkeypatch):
         again = [o["data"]["text/markdown"] for o in found if "text/markdown" in o.get("data", {})]
         assert ["".join(text) for text in again] == ["".join(text) for text in saved]
         tables += len(saved)
-    assert tables == {"bench/numbers": 3, "index": 1}[page]
+    assert tables == {"bench/numbers": 3, "index": 2}[page]
 
 
 def test_one_command_makes_every_file_and_page_that_they_come_from(figures):

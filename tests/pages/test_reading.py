@@ -53,7 +53,8 @@ def test_what_is_too_much_is_named(reading, monkeypatch, tmp_path, name, cell, f
 
 
 def test_a_door_has_a_limit_too(reading):
-    "So has the whole of *Learn*, and the front page says how many hours a door takes: begun ones count."
+    """So has the whole of *Learn*, and the front page says how many hours it takes, begun ones counted; of another door
+    it says the true ones or none."""
     found = [reading.Reading(f"nbs/path/0{i}_x.ipynb", 2400, 0, 0, 0, 20) for i in range(9)]
     totals = {"Learn": reading.total("Learn", found), reading.ALL: reading.total(reading.ALL, found)}
     long = "Learn: 21600 words, and 20000 is the limit"
@@ -62,10 +63,14 @@ def test_a_door_has_a_limit_too(reading):
         long, "nbs/index.ipynb says 2 hours of Learn, and it takes 3"]
     assert reading.problems(found[:8], {"Learn": reading.total("Learn", found[:8])}, {}) == [
         "nbs/index.ipynb says no hours of Learn, and it takes 3"]
+    other = {"Go deeper": reading.total("Go deeper", found)}
+    assert reading.problems(found, totals | other, {"Learn": 3}) == [long]
+    assert reading.problems(found, totals | other, {"Learn": 3, "Go deeper": 2}) == [
+        long, "nbs/index.ipynb says 2 hours of Go deeper, and it takes 3"]
 
 
 def test_hours_are_read_off_the_front_page(reading):
-    text = "**[Learn](#learn)** takes 4 hours. **[Go deeper](#go-deeper)** has 18 pages, 14 hours. **[M](#m)**: none."
+    text = "Two.\n## Run it\nNow.\n\n## Learn\n\nA path.\nIt takes 4 hours.\n## Go deeper\n14 hours, 2 hours.\n## M"
     assert reading.hours_said(text) == {"Learn": 4, "Go deeper": 14}
 
 

@@ -327,6 +327,46 @@ def test_the_picture_of_recorded_runs_is_up_to_date(recorded):
     assert (ROOT / "nbs" / "images" / "recorded.svg").read_text(encoding="utf-8") == drawn
 
 
+def test_the_pictures_of_stored_data_are_up_to_date(recorded):
+    pictures = tool("pictures")
+    rounds = pictures.real_rounds(recorded)
+    drawn = {"round": pictures.draw_round(*rounds), "round-still": pictures.draw_round(*rounds, still=True),
+             "rollback": pictures.draw_rollback(),
+             "results": pictures.draw_results(pictures.gains(*map(pictures.stored, ("choosing", "target"))))}
+    for name, svg in drawn.items():
+        stored = (ROOT / "nbs" / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        assert stored == svg, f"run python tools/pictures.py {name}"
+
+
+def test_the_rounds_that_play_are_some_that_were_recorded(recorded):
+    """In a row: drafts that were kept whole, with a bonus token, then one of which some were, with another token; the
+    text that they stand in is the run's."""
+    said, rounds = tool("pictures").real_rounds(recorded)
+    kept = [r["accepted"] == len(r["draft"]) for r in rounds]
+    assert kept == [True, True, False] and rounds[-1]["accepted"] > 0
+    for r in rounds: said += [*r["draft"][:r["accepted"]], r["own"]]
+    run, words = recorded["runs"], recorded["tokens"]
+    texts = ["".join(words[token] for r in one["rounds"] for token in [*r["draft"][:r["accepted"]], r["own"]])
+             for one in run]
+    assert any((words[one["first"]] + text).startswith("".join(said)) for one, text in zip(run, texts))
+    with pytest.raises(SystemExit, match="No such rounds"):
+        tool("pictures").real_rounds({**recorded, "runs": [{**one, "rounds": one["rounds"][:2]} for one in run]})
+
+
+def test_what_drafts_gain_is_drawn_as_it_was_measured():
+    pictures = tool("pictures")
+    real, used = map(pictures.stored, ("choosing", "target"))
+    found = {name: bars for models in pictures.gains(real, used).values() for name, bars in models.items()}
+    svg = pictures.draw_results(pictures.gains(real, used))
+    assert len(found) == len(real["results"]) + len({row["kind"] for row in used["rows"]})
+    for bars in found.values():
+        assert set(bars) == {"0", "1"} and all(f">{gain:.2f}</text>" in svg for gain, _ in bars.values())
+    (row,) = [row for row in used["rows"] if (row["kind"], row["temperature"]) == ("editing", 0)]
+    editing = next(bars for name, bars in found.items() if name.endswith("editing"))
+    assert editing["0"][0] == pytest.approx(row["best_vs_plain"])
+    assert editing["0"][0] / editing["0"][1] == pytest.approx(row["best_vs_llamacpp_best"])
+
+
 # Where the boxes on the pages open
 
 BOXES = [(path.name, *re.findall(r'data-(?:runs|open)="([^"]+)"', box))

@@ -120,6 +120,7 @@ def test_code_in_one_piece_hides_nothing():
     ('[core](00_core.ipynb "a title")', '[core](nbs/00_core.ipynb "a title")'),
     ("[![badge](images/b.svg)](00_core.ipynb)", "[![badge](nbs/images/b.svg)](nbs/00_core.ipynb)"),
     ('<img src="images/round.svg" alt="a round">', '<img src="nbs/images/round.svg" alt="a round">'),
+    ('<source srcset="images/still.svg">', '<source srcset="nbs/images/still.svg">'),
     ("[core]: 00_core.ipynb", "[core]: nbs/00_core.ipynb"),
     ("[licence](../LICENSE)", "[licence](LICENSE)"),
 ])
@@ -381,6 +382,14 @@ def test_pages_carry_a_card_for_those_who_share_them(page):
                                 "use/reference.html": "Every public name"}[page]
 
 
+def test_each_part_of_a_page_has_a_name_of_its_own():
+    "By which one who hears the page finds it: the two lists of its contents, and what leads to the repository."
+    soup = BeautifulSoup((ROOT / "docs" / "path" / "rejection.html").read_text(encoding="utf-8"), "html.parser")
+    names = [nav["aria-label"] for nav in soup.select("nav:not(.quarto-page-breadcrumbs)")]
+    assert len(names) == len(set(names)) and {"On this page", "Contents"} < set(names)
+    assert soup.select_one(".toc-actions").find_parent("nav")["aria-label"]
+
+
 # What the build adds to its renderer
 
 EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'
@@ -408,6 +417,11 @@ def cell(source: str, *outputs: dict) -> dict:
 def printed(*words: str) -> dict:
     "What a cell printed."
     return {"output_type": "stream", "name": "stdout", "text": list(words)}
+
+
+def drawn(name: str) -> dict:
+    "What a cell drew."
+    return {"output_type": "display_data", "data": {"image/svg+xml": name}, "text": [f"<{name}>"]}
 
 
 def folded(*cells) -> list:
@@ -443,6 +457,27 @@ def test_an_answer_waits_until_it_is_asked_for():
     assert folded(asked, elsewhere, first) == [asked["source"], elsewhere["source"], "run()", "out"]
     unseen = cell("#| output: false\nwidget()", printed("never shown"))
     assert folded(asked, unseen, first)[-1] == ["out"]
+
+
+def test_a_picture_stands_in_the_open():
+    "Before the fold, whether it comes first, after what was printed, or with it; and where nothing is left, no fold."
+    asked, end = told("**Predict.** How many?"), told("Many.")
+    run, plot = cell("run()", printed("out")), cell("plot()", drawn("a"))
+    assert folded(asked, plot, end) == [asked["source"], "plot()", "<a>", ["Many."]]
+    assert folded(asked, run, plot, end) == [asked["source"], "run()", "plot()", "<a>", ["out", "Many."]]
+    both = cell("both()", drawn("a"), printed("out"))
+    assert folded(asked, both, end) == [asked["source"], "both()", "<a>", ["out", "Many."]]
+    assert folded(asked, plot, told("- a list")) == [asked["source"], "plot()", "<a>", "- a list"]
+    assert folded(asked, plot, run) == [asked["source"], "plot()", "<a>", ["run()", "out"]]
+
+
+def test_no_picture_of_the_path_waits_in_a_fold():
+    pictures = {}
+    for page in sorted((ROOT / "docs" / "path").glob("*.html")):
+        main = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser").main
+        assert main.select("details.predict img") == [], page.name
+        pictures[page.stem] = len([p for p in main.select("figure img") if not p.find_parent("details")])
+    assert len(pictures) == 9 and min(pictures.values()) >= 1, pictures
 
 
 @pytest.mark.parametrize("after", ["## A heading", "- a list", "> a rule", "That gives the rule:", "| a | b |",

@@ -173,6 +173,32 @@ def front(browser, site):
     visit.tab.close()
 
 
+@pytest.mark.parametrize("width, height", [(1440, 900), (390, 844)])
+def test_the_first_screen_shows_what_this_is(browser, site, width, height):
+    "Without a scroll or a click: two sentences, a picture that plays, two buttons; p and q are said before it."
+    tab = browser.new_page(viewport={"width": width, "height": height})
+    tab.goto(f"{site}/index.html")
+    first = tab.locator(".first-look")
+    parts = [first.locator("p").first, first.locator("img"), first.locator(".choices a").first,
+             first.locator(".choices a").last]
+    for part in parts: assert part.bounding_box()["y"] + part.bounding_box()["height"] <= height
+    assert first.locator(".choices a").count() == 2
+    assert {"p", "q"} <= set(first.locator("p").first.locator("mi, .mord.mathnormal").all_inner_texts())
+    tab.close()
+
+
+@pytest.mark.parametrize("motion", ["no-preference", "reduce"])
+def test_the_picture_plays_unless_motion_is_unwanted(browser, site, motion):
+    tab = browser.new_page(viewport={"width": 1440, "height": 900}, reduced_motion=motion)
+    tab.goto(f"{site}/index.html")
+    picture, seen = tab.locator(".first-look img"), set()
+    for _ in range(3):
+        seen.add(picture.screenshot())
+        tab.wait_for_timeout(1000)
+    assert len(seen) == (3 if motion == "no-preference" else 1)
+    tab.close()
+
+
 def hits(tab, query: str) -> list[str]:
     "Where the results of a search lead, best first."
     tab.locator(".site-search input").fill("")
@@ -279,25 +305,30 @@ def test_search_index_is_light():
     assert (DOCS / "search.json").stat().st_size < 1_500_000
 
 
-def test_an_address_without_a_page_says_so(browser):
-    "In any folder, at the site's own address: a page with its style, its search, and the way to all others."
+@pytest.mark.parametrize("mount", ["/specdec", "", "/a/b"])
+def test_an_address_without_a_page_says_so(browser, mount):
+    "In any folder, wherever the site is mounted: a page with its style, its search, and the way to all others."
     class Host(SimpleHTTPRequestHandler):
         "A host as code hosts are: below a folder, and with `404.html` in place of what is not there."
-        def translate_path(self, path): return super().translate_path(path.removeprefix("/specdec"))
+        def translate_path(self, path):
+            return super().translate_path(path.removeprefix(mount) if path.startswith(f"{mount}/") else "/none")
         def send_error(self, code, *_):
             self.send_response(code)
             self.end_headers()
-            self.wfile.write((DOCS / "404.html").read_bytes())
+            if self.command == "GET": self.wfile.write((DOCS / "404.html").read_bytes())
         def log_message(self, *_): "Nothing."
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Host, directory=DOCS)) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/specdec"
+        address = f"http://127.0.0.1:{server.server_port}{mount}"
         visit = Visit(browser, "about:blank", viewport={"width": 1440, "height": 900})
         visit.go(f"{address}/path/gone/residual.html")
         assert visit.tab.title().startswith("Nothing is at this address")
-        assert all(url.startswith(f"{address}/") for url in visit.fetched if not url.startswith("data:"))
-        assert len(visit.said) == 1 and "404" in visit.said[0]  # the address itself, and nothing that the page needs
+        if mount == "/specdec":  # where it was published: only the address itself isn't there
+            assert all(url.startswith(f"{address}/") for url in visit.fetched if not url.startswith("data:"))
+            assert len(visit.said) == 1 and "404" in visit.said[0]
+        assert visit.tab.evaluate("document.querySelector('base').href") == f"{address}/"
+        assert visit.tab.locator("#quarto-sidebar").evaluate("e => getComputedStyle(e).position") == "sticky"
         for scheme, width in zip(SCHEMES, (360, 1280)):
             seen = visit.audit(width, scheme)
             assert seen["wide"] <= 0 and seen["titles"] == 1
