@@ -134,7 +134,8 @@ def test_deepspeed_has_a_job_and_a_test_of_its_own(settings):
     test = (ROOT / "tests" / "train" / "test_train_export.py").read_text(encoding="utf-8")
     assert "deepspeed_requirements" in settings and "pytest.mark.deepspeed" in test
     assert job["if"] == "github.event_name != 'pull_request'"
-    assert runs(job)[-2:] == ['.venv/bin/python -m pip install -e ".[deepspeed]"', ".venv/bin/python -m pytest -m deepspeed"]
+    installed, run = runs(job)[-2:]
+    assert installed.endswith('pip install -e ".[deepspeed]"') and run.endswith("pytest -m deepspeed")
 
 
 def bounded(settings) -> set[str]:
