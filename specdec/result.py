@@ -416,7 +416,8 @@ def result_from_data(data: dict, # what a JSON line holds
                     ) -> GenerationResult:
     "The result; raises `KeyError`, `TypeError`, `ValueError` or `AttributeError` if it is none."
     names = [f.name for f in fields(GenerationResult)]
-    missing = [name for name in names[:names.index("settings")] if name not in data]
+    wanted = *names[:names.index("settings")], "token_text"
+    missing = [name for name in wanted if name not in data]
     # later fields came with later versions
     check(not (missing and complete), f"it lacks {', '.join(missing)}")
     rounds = [_checked(Round(**r)) for r in data.get("rounds", [])]

@@ -94,7 +94,7 @@ def test_a_foreign_cache_decodes_what_ours_does(how, kind):
     due = [r.generated_ids for r in Pair(tiny(), draft).generate(prompts, **how)]
     assert [r.generated_ids for r in pair.generate(prompts, **how)] == due
     alone = pair.generate(prompts[0], **how)
-    assert alone.generated_ids == due[0] and (alone.method == "plain" or alone.num_rejected > 0)
+    assert alone.generated_ids == due[0] and (alone.method == "plain" or "K" in how or alone.num_rejected > 0)
     assert all(not issubclass(type(cache), KVCache) and get_cache_length(cache) > 20 for cache in pair.target.made)
 
 

@@ -129,15 +129,13 @@ def test_a_checkout_without_links_serves_the_live_page(without_links, monkeypatc
     assert live_server.content("/live/page.html", None)[1] == (ROOT / "nbs" / "live" / "page.html").read_bytes()
 
 
-def test_extras_that_are_engines_have_a_job_and_tests_of_their_own(settings):
-    "Each is a marker that at least one test has, and an extra."
-    job = workflow("test")["jobs"]["engines"]
-    extras = job["strategy"]["matrix"]["extra"]
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    assert sorted(extras) == ["deepspeed", "vllm"] and job["if"] == "github.event_name != 'pull_request'"
-    assert all(f"{name}_requirements" in settings and f"pytest.mark.{name}" in sources for name in extras)
-    assert runs(job)[-2:] == ['.venv/bin/python -m pip install -e ".[${{ matrix.extra }}]"',
-                              ".venv/bin/python -m pytest -m ${{ matrix.extra }}"]
+def test_deepspeed_has_a_job_and_a_test_of_its_own(settings):
+    job = workflow("test")["jobs"]["deepspeed"]
+    test = (ROOT / "tests" / "train" / "test_train_export.py").read_text(encoding="utf-8")
+    assert "deepspeed_requirements" in settings and "pytest.mark.deepspeed" in test
+    assert job["if"] == "github.event_name != 'pull_request'"
+    installed, run = runs(job)[-2:]
+    assert installed.endswith('pip install -e ".[deepspeed]"') and run.endswith("pytest -m deepspeed")
 
 
 def bounded(settings) -> set[str]:
