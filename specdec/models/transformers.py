@@ -367,7 +367,8 @@ def found_wrong(model: "TransformersLM", ids: Tensor) -> str: # empty: nothing
         if isinstance(error, ModelError): raise
         return f"it can't read with our cache ({error})"
     except Exception as error:  # of the module, whatever it is
-        return f"it can't read with our cache ({type(error).__name__}: {str(error)[:200]})"
+        said = " ".join(str(error).split())
+        return f"it can't read with our cache ({type(error).__name__}: {said[:200]})"
 
 def narrow(model: "TransformersLM", ids: Tensor, want: Tensor) -> str: # empty: it isn't
     "Whether the library's own cache is shorter than what the module attends to; in words."
