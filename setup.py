@@ -24,8 +24,8 @@ setup(
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
     extras_require={name: cfg[f"{name}_requirements"].split()
-                    for name in ("bench", "dev", "grammars", "notebooks", "peers", "prompts",
-                                 "ray")},
+                    for name in ("bench", "dev", "grammars", "native", "notebooks", "peers",
+                                 "prompts", "ray")},
     entry_points={"console_scripts": cfg["console_scripts"].split(),
                   "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},
     classifiers=["Development Status :: 3 - Alpha", "Intended Audience :: Science/Research",

@@ -38,7 +38,7 @@ def _can_be(name: str) -> str:
     return name
 
 Name = Annotated[str, AfterValidator(_can_be)] # of a model: perhaps a folder or a file
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "file")
 
 def _dtype_known(name: str) -> str:
     if name in DTYPES: return name
@@ -72,7 +72,7 @@ class PairSection(_Section):
     draft_dtype: Dtype | None = Field(
         None, description="Of the draft, where it isn't the target's.")
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
-    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16, int8 or int4.")
+    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16, int8, int4, file.")
 
     @field_validator("name")
     @classmethod
@@ -215,7 +215,8 @@ NOTES = { # the names of others that are no key here
            " cooldown_steps num_assistant_tokens_schedule") \
   | _noted("in Python it is NGramDrafter(longest=…).",
            "max_matching_ngram_size prompt_lookup_max prompt_lookup_min") \
-  | _noted("dtype: int8 and int4 keep weights in eight and in four bits.",
+  | _noted("dtype: int8 and int4 keep weights in eight and in four bits, file as a GGUF file"
+           " has them.",
            "quantization load_in_4bit load_in_8bit") \
   | _noted("what is sampled from is shaped by temperature, top_k, top_p and min_p only.",
            "num_beams repetition_penalty presence_penalty frequency_penalty typical_p") \
@@ -242,7 +243,6 @@ def meant(key: str, known: list[str], # the keys that this section has
     if key in NOTES: return NOTES[key]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}."
-
 
 # %% ../../nbs/use/09_config.ipynb #89128ed0
 def section_at(kind: type[BaseModel], path: tuple[str, ...]) -> type[BaseModel]:
