@@ -238,20 +238,21 @@ class Checkpoint:
                whole: bool = False,   # whether weights without levels are left so
               ) -> AnyLinear:
         """A layer of such weights, below each other. In four bits, those that were quantised before
-        keep their levels if they have 16; if they have more, they are as they are."""
+        keep their levels if they have 16; if they have more, they are as they are. As a file has
+        them, all that were quantised keep their blocks."""
         if self.int8: return Int8Linear(self.stacked(rows, inputs), bias)
-        if self.file and all(name in self.blocks for name in rows):
-            return FileLinear([self.tiles(name, count, inputs) for name, count in rows.items()],
-                              bias)
-        if not self.int4: return Linear(self.stacked(rows, inputs), bias, self.pack)
-        if not (whole or any(name in self.kinds for name in rows)):
+        if not (self.int4 or self.file):
+            return Linear(self.stacked(rows, inputs), bias, self.pack)
+        if self.int4 and not (whole or any(name in self.kinds for name in rows)):
             return Int4Linear(self.stacked(rows, inputs), bias)
-        parts: list[Linear | Int4Linear | Int8Linear] = []
+        parts: list[Linear | Int4Linear | Int8Linear | FileLinear] = []
         for on_levels, names in groupby(rows, lambda name: name in self.blocks):
             some = {name: rows[name] for name in names}
             count, first = sum(some.values()), sum(part.outputs for part in parts)
             biases = None if bias is None else bias[first:first + count]
-            if on_levels: parts.append(Int4Linear(self.levels(some, inputs), biases))
+            if on_levels and self.file: parts.append(
+                FileLinear([self.tiles(name, some[name], inputs) for name in some], biases))
+            elif on_levels: parts.append(Int4Linear(self.levels(some, inputs), biases))
             else: parts.append(Linear(self.stacked(some, inputs), biases))
         return JoinedLinear(parts) if len(parts) > 1 else parts[0]
 

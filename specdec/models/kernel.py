@@ -46,7 +46,7 @@ def instructions() -> tuple[str, ...]: # flags of a compiler
         if widest not in ("AVX2", "AVX512"): return ()
         if widest == "AVX512" and torch.cpu._is_vnni_supported(): return (*AVX2, *VNNI)
         return (*AVX2, "-mavxvnni") if "avx_vnni" in words else AVX2
-    return ("-march=armv8.2-a+dotprod",) if "asimddp" in words else ()
+    return ("-mcpu=generic+dotprod",) if "asimddp" in words else ()
 
 def compilers() -> list[list[str]]: # how a command begins
     "Those that are here, the one to be asked first at the front."
