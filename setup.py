@@ -51,8 +51,8 @@ setup(
     python_requires=">=" + cfg["min_python"],
     install_requires=cfg["requirements"].split(),
     extras_require={name: cfg[f"{name}_requirements"].split()
-                    for name in ("bench", "deepspeed", "dev", "grammars", "notebooks", "peers",
-                                 "prompts", "ray", "vllm")},
+                    for name in ("bench", "deepspeed", "dev", "grammars", "native", "notebooks",
+                                 "peers", "prompts", "ray", "vllm")},
     cmdclass={"build_py": Built, "sdist": Archived},
     entry_points={"console_scripts": cfg["console_scripts"].split(),
                   "nbdev": [f"{cfg['lib_path']}={cfg['lib_path']}._modidx:d"]},

@@ -97,7 +97,7 @@ MISTAKES = {  # YAML, TOML, what the error says (the line in YAML, in TOML)
     ),
     "a value of no kind": (
         "pair:\n  name: smollm2\n  dtype: int5\n", '[pair]\nname = "smollm2"\ndtype = "int5"\n',
-        "line {}: pair.dtype: expected auto, float32, bfloat16, float16, int8 or int4, not 'int5'; nearest: int8.$",
+        "line {}: pair.dtype: expected auto, float32, .*, int8, int4 or file, not 'int5'; nearest: int8.$",
         3, 3,
     ),
     "a dtype as others write it": (
@@ -286,8 +286,8 @@ def test_an_editor_sees_what_we_see():
 
 def test_an_editor_lists_what_a_value_may_be():
     section = config_schema()["$defs"]["PairSection"]["properties"]
-    assert section["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16", "int8", "int4"]
-    assert "int4" in section["dtype"]["description"] and section["draft_dtype"]["anyOf"][0]["enum"][-1] == "int4"
+    assert section["dtype"]["enum"] == ["auto", "float32", "bfloat16", "float16", "int8", "int4", "file"]
+    assert "int4" in section["dtype"]["description"] and section["draft_dtype"]["anyOf"][0]["enum"][-1] == "file"
     validator = jsonschema.Draft202012Validator(config_schema())
     for device, fits in (("auto", True), ("cuda:1", True), ("mps", True), ("gpu", False), ("cuda:", False)):
         assert validator.is_valid({"pair": {"name": "smollm2", "device": device}}) is fits, device

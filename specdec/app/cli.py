@@ -209,7 +209,8 @@ DrafterFolder = Annotated[Path | None, _model(
     **A_FOLDER)]
 Device = Annotated[str, _model(help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _model(
-    help="auto, float32, bfloat16, float16, int8 or int4; auto: bfloat16 where hardware has it.")]
+    help="auto, float32, bfloat16, float16, int8, int4 or file (as a GGUF file has it); auto:"
+         " bfloat16 where hardware has it.")]
 Raw = Annotated[bool, _model(
     "--raw", help="Continue the prompt as it is, without the chat template.")]
 MaxNewTokens = Annotated[int, _decoding(min=1, help="Where to stop at the latest.")]

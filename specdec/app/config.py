@@ -38,7 +38,7 @@ def _can_be(name: str) -> str:
     return name
 
 Name = Annotated[str, AfterValidator(_can_be)] # of a model: perhaps a folder or a file
-DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "file")
 
 def _dtype_known(name: str) -> str:
     if name in DTYPES: return name
@@ -72,7 +72,7 @@ class PairSection(_Section):
     draft_dtype: Dtype | None = Field(
         None, description="Of the draft, where it isn't the target's.")
     device: Device = Field("auto", description="auto, cpu, cuda, cuda:1, … or mps.")
-    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16, int8 or int4.")
+    dtype: Dtype = Field("auto", description="auto, float32, bfloat16, float16, int8, int4, file.")
 
     @field_validator("name")
     @classmethod

@@ -127,6 +127,16 @@ def int8_error() -> str: # empty: there is none
     weight, x = (torch.randn(rows, 192, generator=generator) for rows in (96, 9))
     return product_error(Int8Linear(weight), x, weight, .03, "int8", alone=True)
 
+def file_error() -> str: # empty: there is none
+    "What is wrong with the kernel that was compiled for this CPU."
+    import torch
+    from specdec.models.convert import four_bit_numbers
+    from specdec.models.kernel import FileLinear, packed_tiles
+    generator = torch.Generator().manual_seed(0)
+    blocks = torch.randint(32, (96, 6, 20), generator=generator, dtype=torch.uint8).flatten(1)
+    weight, x = four_bit_numbers(blocks, "Q4_1"), torch.randn(9, 192, generator=generator)
+    return product_error(FileLinear([packed_tiles(blocks, "Q4_1")]), x, weight, .03, "file", True)
+
 def packed_error(dtype: "torch.dtype") -> str: # empty: there is none
     "What is wrong with packed products of this dtype on this CPU."
     import torch
@@ -145,6 +155,7 @@ def processor(findings: Findings) -> dict:
     from specdec.models.linear import has_layouts, has_tiles, can_be_batch_invariant
     from specdec.models.loading import layouts_used
     from specdec.models.devices import has_bfloat16, has_int8
+    from specdec.models.kernel import kernel_missing, kernel_name
     cpu, here, threads = torch.device("cpu"), cores(), torch.get_num_threads()
     if threads > here: findings.warnings.append(
         f"torch computes with {threads} threads on {here} cores, and they will wait for each "
@@ -154,11 +165,15 @@ def processor(findings: Findings) -> dict:
               "bfloat16": library and has_layouts(cpu, torch.bfloat16)}
     errors = [packed_error(getattr(torch, name)) for name, used in packed.items() if used]
     if has_int8(cpu): errors.append(int8_error())
+    if missing := kernel_missing(): findings.expect.append(
+        f"{missing} With a kernel, --dtype file would multiply by a GGUF file's weights as they"
+        " are, which is faster than int4 and keeps all of them.")
+    else: errors.append(file_error())
     findings.problems += [error for error in errors if error]
     return {
         "name": processor_name(), "cores": here, "threads": threads,
         "instructions": torch.backends.cpu.get_cpu_capability(), "bfloat16": has_bfloat16(cpu),
-        "int8": has_int8(cpu),
+        "int8": has_int8(cpu), "kernel": None if missing else kernel_name(),
         "tiles": has_tiles(), "packed": packed, "layouts": layouts_used(),
     }
 
@@ -549,6 +564,7 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
             ("processor", f"{p['name']}; cores: {p['cores']}, threads: {p['threads']}"),
             ("can do", listed(p["instructions"],
                               *(n for n in ("bfloat16", "int8", "tiles") if p[n]))),
+            ("kernel", p["kernel"] or "none"),
             ("packed", packed or "nothing: weights lie as they are"),
             ("one token", f"packed or not by {p['layouts']}"),
         ]

@@ -21,7 +21,7 @@ from ..app.registry import PairSpec, get_pair
 from .methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
 from .prompts import PromptDataset
 from ..errors import check
-from ..models.devices import STORED, pick_device, pick_dtype
+from ..models.devices import STORED, dtype_name, pick_device, pick_dtype
 from ..models.files import fingerprint
 from ..models.hub import Prompt
 from ..options import meant
@@ -313,7 +313,7 @@ def cells(grid: Grid) -> Iterator[Cell]:
     machine has. Raises `InputError` for a device, a dtype, a domain or a prompt set that there
     isn't."""
     device, chosen = pick_device(grid.device), grid_prompts(grid)
-    dtypes = dict.fromkeys(str(pick_dtype(dtype, device, STORED)).removeprefix("torch.")
+    dtypes = dict.fromkeys(dtype_name(pick_dtype(dtype, device, STORED))
                            for dtype in grid.dtypes)
     decoded = [(method, t, K) for t in grid.temperatures for method, K in ways(grid)]
     check_few(len(grid.pairs) * len(dtypes) * len(decoded) * len(chosen) * grid.repeats)

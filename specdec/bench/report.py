@@ -256,7 +256,7 @@ class Line(NamedTuple):
         return f"{self.method}{K}"
 
 METHODS = ("plain", "ngram", "suffix", "model", "head", "hybrid", "skip", "int4")
-PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
+PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4", "file")
 
 def order(line: Line) -> tuple:
     """By setting, those with more bits first; plain decoding, then ours, then peers; by K,
@@ -935,7 +935,8 @@ def in_short(study: Study, setting: Setting) -> str: # one or two sentences
 
 # %% ../../nbs/bench/09_report.ipynb #722297fb
 # of a gap of logits
-ROUNDING = {"float32": 1e-4, "int8": 1e-4, "float16": .06, "bfloat16": .5, "int4": .5}
+ROUNDING = {"float32": 1e-4, "int8": 1e-4, "float16": .06, "bfloat16": .5, "int4": .5,
+            "file": 1e-4}
 SHOWN = 20  # sequences that are listed
 
 def parted_table(study: Study,

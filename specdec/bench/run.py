@@ -54,7 +54,7 @@ from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
 from ..engine.synthetic import SyntheticAcceptance
 from ..errors import InputError, ModelError, check, preserve_interrupts
 from ..models.convert import GRID
-from ..models.devices import STORED, pick_device, pick_dtype
+from ..models.devices import STORED, dtype_name, pick_device, pick_dtype
 from ..models.files import GrowingFile, fingerprint, growing, if_full, parse_json
 from ..models.hub import find_model, folder_digest, load_tokenizer
 from ..models.linear import GROUP
@@ -219,7 +219,7 @@ def environment(device: str, dtype: str) -> dict: # names and numbers; nothing a
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else processor_name()
     return {
         "processor": name, "device": where.type,
-        "dtype": str(pick_dtype(dtype, where, STORED)).removeprefix("torch."),
+        "dtype": dtype_name(pick_dtype(dtype, where, STORED)),
         "threads": torch.get_num_threads(), "python": platform.python_version(),
         "torch": torch.__version__, "transformers": transformers.__version__,
         "system": platform.system(), "code": code_digest(),
@@ -822,7 +822,7 @@ def room_of(target: str, dtype: str) -> int: # positions
     "Its context length in tokens; raises `InputError` if its weights can't be kept in that dtype."
     folder = find_model(target)
     config, native = read_config(folder)
-    if dtype in ("int4", "int8"):
+    if dtype in ("int4", "int8", "file"):
         check(native, f"{dtype} is for models that specdec computes itself, and {target} isn't"
               " one: take it out of dtypes. Nothing was run.")
     if dtype == "int4" and not (folder / GRID).exists():

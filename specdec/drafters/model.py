@@ -23,6 +23,7 @@ from .base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
 from ..cache import KVCache
 from ..models.checkpoint import AnyLinear, JoinedLinear
 from ..models.int8 import Int8Linear
+from ..models.kernel import FileLinear
 from ..models.linear import Int4Linear
 from ..models.protocol import CausalLM, WrapperLM
 from ..verify import acceptance_probability
@@ -200,7 +201,7 @@ def search_layers(target: Llama, written: Written,
 def plain_weight(linear: AnyLinear) -> Tensor: # [out, in]
     "The weight of a linear layer as a plain matrix."
     if isinstance(linear, JoinedLinear): return torch.cat([plain_weight(p) for p in linear.parts])
-    if isinstance(linear, (Int4Linear, Int8Linear)): return linear.plain()
+    if isinstance(linear, (Int4Linear, Int8Linear, FileLinear)): return linear.plain()
     return linear.weight.to_dense() if linear.packed else linear.weight
 
 # %% ../../nbs/drafters/03_model.ipynb #0bb92890
@@ -216,7 +217,7 @@ def quantised(target: Llama) -> Llama: # it shares all else with the target, the
             setattr(part, name, Int4Linear(plain_weight(linear), linear.bias))
         return part
     light = copy.copy(target)
-    light.int4, light.int8 = True, False
+    light.int4, light.int8, light.file = True, False, False
     light.layers = [copy.copy(layer) for layer in target.layers]
     for layer in light.layers:
         layer.attention = with_int4(layer.attention, "qkv", "out")

@@ -8,7 +8,8 @@ __all__ = ['Checkpoint']
 # %% ../../nbs/engine/11_checkpoint.ipynb #781259cc
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -16,15 +17,17 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import ModelError
-from .files import parse_json
+from .files import fingerprint, locked, parse_json, written_whole
 from .int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
 )
-from .devices import INT4, INT8, working_dtype
+from .devices import FILE, INT4, INT8, working_dtype
+from .kernel import KINDS, FileLinear, Tiles, packed_tiles, source, tiles_bytes
 from .convert import FOUR_BITS, GRID
 from .hub import MANIFEST, check_regular
 
@@ -44,7 +47,8 @@ def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #85f3683c
 def _grid_of(folder: Path,
-            # of each weight that was quantised, its format; of those in four bits, the blocks
+             formats: Container[str], # of blocks that are wanted
+            # of each weight that was quantised, its format; of those in such formats, the blocks
             ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """What conversion has kept; raises `ModelError` for a model that was converted without it, and
     for a file that isn't whole."""
@@ -55,27 +59,27 @@ def _grid_of(folder: Path,
                          "no levels for int4. Delete that folder: it is then converted again.")
     try:
         with safe_open(path, "pt") as file:
-            kinds = file.metadata() or {}
-            blocks = {name: file.get_tensor(name) for name in file.keys()}
+            kinds, names = file.metadata() or {}, set(file.keys())
+            blocks = {name: file.get_tensor(name) for name in names if kinds.get(name) in formats}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path} is not a whole safetensors file ({error}). "
                          "Delete its folder: it is then converted again.") from error
-    _check_grid(path, kinds, blocks)
+    _check_grid(path, kinds, names)
     return kinds, blocks
 
-def _check_grid(path: Path, kinds: dict[str, str], blocks: dict[str, Tensor]) -> None:
-    "Raise `ModelError` unless the formats are known, and of tensors that the model has."
+def _check_grid(path: Path, kinds: dict[str, str], names: set[str]) -> None:
+    "Raise `ModelError` unless the blocks are those of tensors that the model has."
     files = _files_of(path.parent)
-    strange = [name for name in kinds.keys() | blocks.keys()
+    strange = [name for name in kinds.keys() | names
                if name not in files and name != "lm_head.weight"
-               or name in blocks and kinds.get(name) not in FOUR_BITS]
+               or name in names and kinds.get(name) not in KINDS]
     if strange: raise ModelError(
-        f"{path} tells of {min(strange)!r}, which this model hasn't, or not in four bits: the two"
+        f"{path} tells of {min(strange)!r}, which this model hasn't, or not in that format: the two"
         " don't belong together. Delete that folder: it is then converted again.")
 
 def _check_blocks(name: str, kind: str, blocks: Tensor, rows: int, inputs: int) -> None:
     "Raise `ModelError` unless these can be the levels of rows of so many weights."
-    weights, nbytes = FOUR_BITS[kind]
+    weights, nbytes = KINDS[kind]
     size = inputs // weights * nbytes  # bytes of a row
     if blocks.dtype != torch.uint8 or blocks.shape != (rows, size): raise ModelError(
         f"The levels of {name!r} in {GRID} have the shape {list(blocks.shape)}, which isn't that of"
@@ -86,7 +90,7 @@ def finer_numbers(folder: Path,
                  ) -> int:
     """How many numbers int4 leaves as they are: those of matrices that were quantised to more than
     four bits, and the vocabulary's, unless that was quantised to four."""
-    kinds, blocks = _grid_of(folder)
+    kinds, blocks = _grid_of(folder, FOUR_BITS)
     files, embedding = _files_of(folder), "model.embed_tokens.weight"
     head = "lm_head.weight" if "lm_head.weight" in files else embedding
     found = 0 if head in blocks else vocabulary
@@ -95,11 +99,55 @@ def finer_numbers(folder: Path,
         found += rows * width
     return found
 
+def file_blocks(folder: Path) -> tuple[dict[str, str], dict[str, Tensor]]: # as `_grid_of`
+    "All blocks that the kernel multiplies by; raises `ModelError` for a model that has none."
+    kinds, blocks = _grid_of(folder, KINDS)
+    if not any(kind in KINDS for kind in kinds.values()): raise ModelError(
+        "dtype=file is for models out of a GGUF file that is quantised, as "
+        f"{', '.join(KINDS)}; the model in {folder} isn't. Take int4 or bfloat16.")
+    lacking = [name for name, kind in kinds.items() if kind in KINDS and name not in blocks]
+    if lacking: raise ModelError(
+        f"The model in {folder} was converted by an earlier version, which kept no blocks of "
+        f"{min(lacking)!r}. Delete that folder: it is then converted again.")
+    return kinds, blocks
+
+def file_bytes(folder: Path,
+               tied: bool, # whether the embedding is the way out, too
+              ) -> tuple[int, int]: # bytes; numbers
+    "What the kernel's matrices take, and how many numbers they are; errors as `file_blocks`."
+    kinds, blocks = file_blocks(folder)
+    nbytes, numbers = 0, 0
+    for name, rows in blocks.items():
+        if name == "model.embed_tokens.weight" and not tied: continue
+        weights, each = KINDS[kinds[name]]
+        inputs = rows.shape[1] // each * weights
+        nbytes += tiles_bytes(kinds[name], len(rows), inputs)
+        numbers += len(rows) * inputs
+    return nbytes, numbers
+
+def mapped_tiles(folder: Path, kinds: dict[str, str], blocks: dict[str, Tensor],
+                ) -> dict[str, Tensor]: # as `Tiles` has them; empty: there is no place for the file
+    """All matrices as the kernel reads them, mapped out of a file beside the model's. It is written
+    when it is first needed, and again for another version of the kernel."""
+    path = folder / f".tiles-{fingerprint(source().read_text('utf-8'))}" # no manifest tells of it
+    def read() -> dict[str, Tensor]:
+        with safe_open(path, "pt") as file: return {n: file.get_tensor(n) for n in file.keys()}
+
+    with suppress(OSError, SafetensorError): return read()
+    spare = "lm_head.weight" in blocks and "model.embed_tokens.weight"  # its rows are read
+    with suppress(OSError, SafetensorError, ModelError), locked(path):
+        for old in folder.glob(".tiles-*"): old.unlink()
+        with written_whole(path) as partial:
+            save_file({name: packed_tiles(rows, kinds[name]).data for name, rows in blocks.items()
+                       if name != spare}, partial)
+        return read()
+    return {}
+
 # %% ../../nbs/engine/11_checkpoint.ipynb #j01nedl2
 class JoinedLinear:
     "Layers of one input whose weights are kept in different forms: their outputs side by side."
     packed = True # of some of them no plain weight is kept
-    def __init__(self, parts: Sequence["Linear | Int4Linear | Int8Linear"]):
+    def __init__(self, parts: Sequence["Linear | Int4Linear | Int8Linear | FileLinear"]):
         self.parts, self.inputs = list(parts), parts[0].inputs
         self.outputs = sum(part.outputs for part in parts)
 
@@ -112,7 +160,8 @@ class JoinedLinear:
     def __call__(self, x: Tensor) -> Tensor: # [..., in] → [..., out]
         return torch.cat([part(x) for part in self.parts], -1)
 
-AnyLinear = Linear | Int4Linear | Int8Linear | JoinedLinear  # what a decoder multiplies with
+# what a decoder multiplies with
+AnyLinear = Linear | Int4Linear | Int8Linear | FileLinear | JoinedLinear
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #783deed5
 class Checkpoint:
@@ -120,12 +169,12 @@ class Checkpoint:
     doubles the memory; or tensors that are in memory already. Raises `ModelError` for a damaged
     file."""
     def __init__(self, source: Path | Mapping[str, Tensor], # a folder, or the tensors
-                 # what the tensors are turned into; int4 and int8: matrices only, the rest as by
-                 # "auto" or in float32
+                 # what the tensors are turned into; int4, int8 and file: matrices only, the rest as
+                 # by "auto" or in float32
                  dtype: torch.dtype, device: torch.device,
                  pack: bool = True, # whether `Linear` packs them, where that is faster
                 ):
-        self.int4, self.int8 = dtype == INT4, dtype == INT8
+        self.int4, self.int8, self.file = dtype == INT4, dtype == INT8, dtype == FILE
         self.dtype, self.device = working_dtype(dtype, device), device
         self.pack = pack and not self.int4 and (has_layouts(device, self.dtype)
                                                 or can_be_batch_invariant(device, self.dtype))
@@ -133,10 +182,14 @@ class Checkpoint:
         self.files: dict[str, Path] = {}         # tensor → the file that holds it
         self.kinds: dict[str, str] = {}          # see `_grid_of`
         self.blocks: dict[str, Tensor] = {}
+        self.ready: dict[str, Tensor] = {}       # see `mapped_tiles`
         if isinstance(source, Mapping): self.tensors = source
         else:
             self.files = _files_of(source)
-            if self.int4: self.kinds, self.blocks = _grid_of(source)
+            if self.int4: self.kinds, self.blocks = _grid_of(source, FOUR_BITS)
+            if self.file:
+                self.kinds, self.blocks = file_blocks(source)
+                self.ready = mapped_tiles(source, self.kinds, self.blocks)
         self.unread = {*self.files, *self.tensors}
 
     def __contains__(self, name: str) -> bool: return name in self.files or name in self.tensors
@@ -185,17 +238,21 @@ class Checkpoint:
                whole: bool = False,   # whether weights without levels are left so
               ) -> AnyLinear:
         """A layer of such weights, below each other. In four bits, those that were quantised before
-        keep their levels if they have 16; if they have more, they are as they are."""
+        keep their levels if they have 16; if they have more, they are as they are. As a file has
+        them, all that were quantised keep their blocks."""
         if self.int8: return Int8Linear(self.stacked(rows, inputs), bias)
-        if not self.int4: return Linear(self.stacked(rows, inputs), bias, self.pack)
-        if not (whole or any(name in self.kinds for name in rows)):
+        if not (self.int4 or self.file):
+            return Linear(self.stacked(rows, inputs), bias, self.pack)
+        if self.int4 and not (whole or any(name in self.kinds for name in rows)):
             return Int4Linear(self.stacked(rows, inputs), bias)
-        parts: list[Linear | Int4Linear | Int8Linear] = []
+        parts: list[Linear | Int4Linear | Int8Linear | FileLinear] = []
         for on_levels, names in groupby(rows, lambda name: name in self.blocks):
             some = {name: rows[name] for name in names}
             count, first = sum(some.values()), sum(part.outputs for part in parts)
             biases = None if bias is None else bias[first:first + count]
-            if on_levels: parts.append(Int4Linear(self.levels(some, inputs), biases))
+            if on_levels and self.file: parts.append(
+                FileLinear([self.tiles(name, some[name], inputs) for name in some], biases))
+            elif on_levels: parts.append(Int4Linear(self.levels(some, inputs), biases))
             else: parts.append(Linear(self.stacked(some, inputs), biases))
         return JoinedLinear(parts) if len(parts) > 1 else parts[0]
 
@@ -208,6 +265,14 @@ class Checkpoint:
         if len(found) == 1: return found[0][0].to(self.device), found[0][1].to(self.device)
         return (torch.cat([levels for levels, _ in found]).to(self.device),
                 torch.cat([scales for _, scales in found], 1).to(self.device))
+
+    def tiles(self, name: str, rows: int, inputs: int) -> Tiles:
+        "A matrix as the kernel reads it; its numbers stay unread."
+        self.look(name, rows, inputs)
+        kind, blocks = self.kinds[name], self.blocks[name]
+        _check_blocks(name, kind, blocks, rows, inputs)
+        if name in self.ready: return Tiles(kind, rows, inputs, self.ready[name])
+        return packed_tiles(blocks, kind)
 
     def check_all_read(self) -> None:
         """Raise `ModelError` if tensors are left over; old checkpoints store the rotary

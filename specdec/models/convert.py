@@ -23,9 +23,10 @@ from tqdm import tqdm
 
 from ..errors import ModelError
 from .files import first_line
+from .kernel import KINDS
 
 # %% ../../nbs/engine/02_convert.ipynb #6eb1bcd7
-GRID = "grid.tensors" # beside a converted model's weights: the four bits that they came from
+GRID = "grid.tensors" # beside a converted model's weights: the blocks that they came from
 # formats of GGUF with 16 even levels in groups of 32: weights and bytes of a block
 FOUR_BITS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144)}
 PLAIN = ("F64", "F32", "F16", "BF16") # formats that aren't quantised
@@ -314,7 +315,7 @@ def dequantise(gguf: Path,   # a GGUF file
         tensors = tensors_of(reader, config, weights)
         write_weights(weights, lambda name: tensors[name].numbers(), folder, gguf.name)
         kinds = {name: t.kind for name, t in tensors.items() if t.kind not in PLAIN}
-        kept = {name: tensors[name].stored() for name, kind in kinds.items() if kind in FOUR_BITS}
+        kept = {name: tensors[name].stored() for name, kind in kinds.items() if kind in KINDS}
         model.config.architectures = [type(model).__name__]
         model.config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)

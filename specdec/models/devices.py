@@ -14,13 +14,20 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..errors import InputError, check
+from ..errors import InputError, ModelError, check
+from .kernel import kernel_missing
 
 # %% ../../nbs/engine/02_devices.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 INT8 = torch.int8
-STORED = DTYPES | {"int8": INT8, "int4": INT4}  # what a model's weights can be kept in
+FILE = torch.bits8 # a sign for: in the formats of the GGUF file that they come from
+# what a model's weights can be kept in
+STORED = DTYPES | {"int8": INT8, "int4": INT4, "file": FILE}
+
+def dtype_name(dtype: torch.dtype) -> str:
+    "What it is called where a dtype is asked for."
+    return "file" if dtype == FILE else str(dtype).removeprefix("torch.")
 
 def pick_device(device: str | torch.device = "auto", # "auto", "cpu", "cuda", "cuda:1", "mps"
                ) -> torch.device:
@@ -126,12 +133,20 @@ def check_int8(device: torch.device) -> None:
     check(has_int8(device), f"int8 has no exact kernel on {device}: it needs an x86 CPU with AVX2. "
           "Take float32, bfloat16 or int4 there.")
 
+def check_file(device: torch.device) -> None:
+    "Raise where weights can't be multiplied in the formats of a GGUF file."
+    check(device.type == "cpu", f"The kernel for dtype=file is for the CPU, not for {device}: take "
+          "int4 or bfloat16 there.")
+    if why := kernel_missing(): raise ModelError(f"dtype=file can't be had: {why}")
+
 def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16", "float16"
                device: torch.device = torch.device("cpu"),
-               known: dict[str, torch.dtype] = DTYPES, # `STORED`: int8 and int4 will do as well
+               # `STORED`: int8, int4 and file will do as well
+               known: dict[str, torch.dtype] = DTYPES,
               ) -> torch.dtype:
     """The dtype asked for; `auto` is bfloat16 where the hardware has it, else float32; raises
-    `InputError` for any other, and for int8 and int4 where there is no kernel for it."""
+    `InputError` for any other, and for int8 and int4 where there is no kernel for it; `ModelError`
+    for file where there is none."""
     if dtype == "auto": return torch.bfloat16 if has_bfloat16(device) else torch.float32
     found = known.get(dtype) if isinstance(dtype, str) else dtype
     if found is None or found not in known.values():
@@ -139,12 +154,13 @@ def pick_dtype(dtype: str | torch.dtype = "auto", # "auto", "float32", "bfloat16
         raise InputError(f"Unknown dtype {str(dtype)!r} here: expected auto, {names}.")
     if found == INT4: check_int4(device)
     if found == INT8: check_int8(device)
+    if found == FILE: check_file(device)
     return found
 
 # %% ../../nbs/engine/02_devices.ipynb #e19b0002
 def working_dtype(dtype: torch.dtype, # that a model is loaded in
                   device: torch.device) -> torch.dtype:
     """What all but the matrices is in: that dtype; beside four bits what `auto` is, beside eight
-    float32."""
-    if dtype == INT8: return torch.float32
+    and those of a file float32."""
+    if dtype in (INT8, FILE): return torch.float32
     return pick_dtype("auto", device) if dtype == INT4 else dtype

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import yaml
 from filelock import FileLock, Timeout
+from platformdirs import user_cache_dir
 from safetensors import SafetensorError
 
 from ..errors import InputError, ModelError, SpecdecError, check, check_whole
@@ -49,6 +50,10 @@ def local_path(name: str | Path) -> Path:
         short = str(name) if len(str(name)) <= 60 else f"{str(name)[:60]}…"
         raise InputError(f"There can be no file {short!r}: {reason}.") from error
     return path
+
+def cache_home() -> Path:
+    "Where converted models live: the folder `SPECDEC_HOME` names, or the platform's cache folder."
+    return local_path(os.environ.get("SPECDEC_HOME") or user_cache_dir("specdec"))
 
 # controls but for tab and line break, marks that turn the direction of writing, half surrogates
 _STEERING = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

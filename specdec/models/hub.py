@@ -9,7 +9,6 @@ __all__ = ['fetch', 'load_tokenizer', 'auto_class', 'load_transformers', 'encode
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import shlex
 import shutil
@@ -27,20 +26,15 @@ from importlib import resources
 from pathlib import Path
 
 import torch
-from platformdirs import user_cache_dir
 
 from ..errors import (
     InputError, ModelError, SpecdecError, check, preserve_interrupts, to_scalar)
 from .convert import GRID, check_size, dequantise
 from .files import (
-    first_line, local_path, locked, parse_json, place_for, read_bytes, say)
+    cache_home, first_line, local_path, locked, parse_json, place_for, read_bytes, say)
 from .sandbox import Ended, NotStarted, Refused, run_apart
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
-def cache_home() -> Path:
-    "Where converted models live: the folder `SPECDEC_HOME` names, or the platform's cache folder."
-    return local_path(os.environ.get("SPECDEC_HOME") or user_cache_dir("specdec"))
-
 def sha256(path: Path) -> str: # hexadecimal
     "SHA-256 of a file's bytes."
     digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 18))

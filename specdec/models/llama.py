@@ -20,6 +20,7 @@ from .checkpoint import Checkpoint, JoinedLinear, read_linear, read_vocabulary
 from ..errors import check
 from ..cache import KVCache
 from .int8 import Int8Linear
+from .kernel import FileLinear
 from .files import parameter_counts
 from specdec.models.linear import (
     FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
@@ -161,16 +162,22 @@ class Attention:
                  where: TokenPositions,     # of the T tokens
                  cache: LayerCache, i: int, # where layer i's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
-        B, T, _ = x.shape
+        return self.out(self.mix(self.qkv(x), where, cache, i))
+
+    def mix(self, qkv: Tensor, # [B, T, (heads + 2 · kv_heads) · head_dim]
+            where: TokenPositions, cache: LayerCache, i: int,
+           ) -> Tensor: # [B, T, heads · head_dim]
+        "What the heads have found, before it is put together."
+        B, T, _ = qkv.shape
         both = self.heads + self.kv_heads
-        qkv = self.qkv(x).view(B, T, -1, self.head_dim)
+        qkv = qkv.view(B, T, -1, self.head_dim)
         qk, v = qkv.split_with_sizes((both, self.kv_heads), 2)
         if self.norm is not None: qk = rms_norm(qk, self.norm, self.eps)
         qk = rotate(qk, where.cos, where.sin).transpose(1, 2)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
         y = where.attend(q, k, v, self.windowed)
-        return self.out(y.transpose(1, 2).reshape(B, T, -1))
+        return y.transpose(1, 2).reshape(B, T, -1)
 
 # %% ../../nbs/engine/04_transformer.ipynb #540580ad
 class MLP:
@@ -200,8 +207,19 @@ class Layer:
                  where: TokenPositions,     # of the T tokens
                  cache: LayerCache, i: int, # where this layer's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
+        a, m = self.attention, self.mlp
+        four = [p for p in (a.qkv, a.out, m.gate_up, m.down) if isinstance(p, FileLinear)]
+        if len(four) == 4: return self.in_four_calls(four, x, where, cache, i)
         x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), where, cache, i)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
+
+    def in_four_calls(self, four: list[FileLinear], # qkv, out, gate and up, down
+                      x: Tensor, where: TokenPositions, cache: LayerCache, i: int) -> Tensor:
+        "The same with the kernel's layers, which take in the norm, the gate and the residual."
+        qkv, out, gate_up, down = four
+        heads = self.attention.mix(qkv(x, self.attention_norm, self.eps), where, cache, i)
+        x = out(heads, rest=x)
+        return down(gate_up(x, self.mlp_norm, self.eps), gated=True, rest=x)
 
 # %% ../../nbs/engine/04_transformer.ipynb #80bc6d7f
 def windowed_layers(config) -> list[bool]: # one for each layer
@@ -231,7 +249,8 @@ def held_tensors(part) -> dict[int, Tensor]: # by identity
     if isinstance(part, Tensor): return {id(part): part}
     if isinstance(part, partial): inside = list(part.keywords.values())
     elif isinstance(part, list): inside = part
-    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear, Int8Linear, JoinedLinear)):
+    elif isinstance(part, (Layer, Attention, MLP, Linear, Int4Linear, Int8Linear, FileLinear,
+                           JoinedLinear)):
         inside = list(vars(part).values())
     else: inside = []
     return {key: tensor for one in inside for key, tensor in held_tensors(one).items()}
@@ -257,7 +276,7 @@ class Llama(CausalLM):
         self.batch_invariant = tensor.pack and can_be_batch_invariant(self.device, self.dtype)
         # for one there may be a faster layout
         self.packed = tensor.pack and not self.batch_invariant
-        self.int8, self.int4 = tensor.int8, tensor.int4
+        self.int8, self.int4, self.file = tensor.int8, tensor.int4, tensor.file
         self.vocab_size, self.window = config.vocab_size, sliding_window(config)
         self.context_length = config.max_position_embeddings
         self.groups = config.num_attention_heads // config.num_key_value_heads

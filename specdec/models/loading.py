@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from specdec.models.transformers import (
     TransformersLM, check_sizes, context_length, is_native, kept_layers,
 )
-from .checkpoint import Checkpoint, finer_numbers
+from .checkpoint import Checkpoint, file_bytes, finer_numbers
 from ..errors import (InputError, ModelError, SpecdecError, check, preserve_interrupts,
                             require_int)
 from ..drafters.model import NarrowLM, TOKENS_FILE
@@ -29,12 +29,12 @@ from ..cache import cache_bytes
 from .linear import GROUP, Linear, has_layouts, can_be_batch_invariant, processor_kind
 from .files import first_line, local_path, parse_json, say
 from specdec.models.devices import (
-    INT4, INT8, STORED, has_int4, pick_device, pick_dtype, working_dtype,
+    FILE, INT4, INT8, STORED, dtype_name, has_int4, pick_device, pick_dtype, working_dtype,
 )
 from .convert import FOUR_BITS
 from specdec.models.hub import (
-    auto_class, check_config, check_no_older_head, find_config, find_model, load_tokenizer,
-    load_transformers, weights_digest,
+    check_config, check_no_older_head, find_config, find_model, load_tokenizer, load_transformers,
+    weights_digest,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
@@ -167,9 +167,9 @@ def read_config(folder: Path): # a transformers config, and whether our decoder 
         raise ModelError(f"The config.json in {folder} can't be used: {error}") from error
 
 def check_native(dtype: torch.dtype, config) -> None:
-    "Raise `ModelError` for four or eight bits of a model that transformers computes."
-    if dtype not in (INT4, INT8): return
-    name = str(dtype).removeprefix("torch.")
+    "Raise `ModelError` for what is ours only of a model that transformers computes."
+    if dtype not in (INT4, INT8, FILE): return
+    name = dtype_name(dtype)
     raise ModelError(f"{name} is for models that specdec computes itself (Llama, Mistral, Qwen2, "
                      f"Qwen3, Phi-3), and this one, of the kind {config.model_type!r}, is computed "
                      "by transformers: take bfloat16 or float32.")
@@ -289,6 +289,9 @@ def _needed(whole_config, place: torch.device, kept: torch.dtype, use: str,
         vocabulary = config.vocab_size * config.hidden_size
         finer = finer_numbers(folder, vocabulary) if folder else vocabulary
     weights = weight_bytes(config, counts, place, kept, use, finer)
+    if kept == FILE and folder:
+        packed, numbers = file_bytes(folder, config.tie_word_embeddings)
+        weights = packed + 4 * (counts[0] + counts[2] - numbers)
     length = min(require_int(context, "context", 1), context_length(config))
     cache = text_bytes(config, length, number)
     return MemoryNeeded(sum(counts), weights / 1e6, cache / 1e6, length)
@@ -375,7 +378,7 @@ def check_fits(name: str, needed: MemoryNeeded, free: float, # MB
                device: torch.device, dtype: torch.dtype) -> None:
     "Raise `ModelError` with the numbers if a model can't fit."
     if needed.total_mb <= free: return
-    kept = str(dtype).removeprefix("torch.")
+    kept = dtype_name(dtype)
     smaller = {"float32": "bfloat16 or int4", "int4": "a smaller model"}.get(kept, "int4")
     if not has_int4(device): smaller = "a smaller dtype or model"
     raise ModelError(
@@ -386,7 +389,8 @@ def check_fits(name: str, needed: MemoryNeeded, free: float, # MB
 # %% ../../nbs/engine/09_loading.ipynb #fb5ef797
 def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name" on the hub
          device: str = "auto",  # "auto", "cpu", "cuda", "mps"
-         dtype: str = "auto",   # "auto", "float32", "bfloat16", "float16", "int8", "int4"
+         # "auto", "float32", "bfloat16", "float16", "int8", "int4"; "file": as its GGUF file has it
+         dtype: str = "auto",
          # what for: "target" or "draft" of speculation, or "plain" decoding; the weights are laid
          # out as suits that
          use: str = "target",
@@ -409,7 +413,7 @@ def load(name: str,             # "smollm2", a folder, a GGUF file, or "org/name
     model.tokenizer, model.eos_ids = tokenizer, end_tokens(folder, tokenizer)
     here = local_path(name)  # another process may stand in another folder
     where = str(here.resolve()) if name != "smollm2" and here.exists() else str(name)
-    kept = str(number).removeprefix("torch.")
+    kept = dtype_name(number)
     model.source = load_again, (where, str(place), kept, use, revision)
     return model
 

@@ -44,6 +44,7 @@ class CausalLM(Remade, Protocol):
     # layout table; 1 if that is this layout
     plain_factor: float = 1.0
     int8: bool = False   # loaded as int8: all matrices in eight bits
+    file: bool = False   # loaded as file: matrices in the formats of their GGUF file
     int4: bool = False   # loaded as int4: `int4_share` of its weights are in four bits
     int4_share: float = 0.0 # share of the weights that a step reads in four bits, 0…1
 
@@ -66,9 +67,10 @@ class CausalLM(Remade, Protocol):
         return 0.0
 
     @property
-    def precision(self) -> str: # such as "float32"; "int4" or "int8": what matrices are kept in
+    def precision(self) -> str: # "float32", …; of matrices "int4", "int8" or "file"
         "The dtype of its weights."
-        if self.int4 or self.int8: return "int4" if self.int4 else "int8"
+        for name in ("int4", "int8", "file"):
+            if getattr(self, name): return name
         return str(self.dtype).removeprefix("torch.")
 
     @property
