@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -33,34 +34,39 @@ def cache_argument(model) -> str:
     names = ("cache", "past_key_values", "cache_params") # the last: of Mamba, before 5.24
     return next((name for name in names if name in known), "past_key_values")
 
-def as_transformers_cache(cache: KVCache) -> "Cache":
-    """A transformers `Cache` that keeps its keys and values in ours. It has no state of its own:
-    make one for each forward, or keep it. Raises `InputError` for a cache with rounded views."""
-    from transformers.cache_utils import Cache, DynamicLayer
-    check(
-        cache.multiple == 1,
-        "transformers makes no mask for views that reach beyond the text: make "
-        f"the cache with multiple=1, not {cache.multiple}.",
-    )
-
+@lru_cache # one class: to `torch.compile` another one would be another program
+def _layer_class() -> type:
+    "A layer of transformers' cache that keeps its keys and values in ours."
+    from transformers.cache_utils import DynamicLayer
     class Layer(DynamicLayer):
         "One layer's view of the cache."
-        def __init__(self, index):
+        def __init__(self, held: KVCache, index: int):
             super().__init__()
-            self.index = index
+            self.held, self.index = held, index
 
         def update(self, keys, values, *args, **kwargs):
-            return cache.append(self.index, keys, values)
+            return self.held.append(self.index, keys, values)
 
-        def get_seq_length(self): return cache.length
+        def get_seq_length(self): return self.held.length
         def crop(self, *args):
             raise SpecdecError(
                 "This cache is rolled back by its owner: call KVCache.rollback(length)."
             )
         reset = crop
+    return Layer
 
+def as_transformers_cache(cache: KVCache) -> "Cache":
+    """A transformers `Cache` that keeps its keys and values in ours. It has no state of its own:
+    make one for each forward, or keep it. Raises `InputError` for a cache with rounded views."""
+    from transformers.cache_utils import Cache
+    check(
+        cache.multiple == 1,
+        "transformers makes no mask for views that reach beyond the text: make "
+        f"the cache with multiple=1, not {cache.multiple}.",
+    )
     layers = cache.layers if isinstance(cache, StateCache) else [None] * len(cache.keys)
-    return Cache(layers=[Layer(i) if layer is None else layer for i, layer in enumerate(layers)])
+    return Cache(layers=[_layer_class()(cache, i) if layer is None else layer
+                         for i, layer in enumerate(layers)])
 
 # %% ../../nbs/engine/07_adapter.ipynb #85444210
 def context_length(config) -> int: # positions
