@@ -217,7 +217,7 @@ def test_a_character_of_several_tokens_stands_at_its_last(engine):
       const {tokenizer} = engine, read = tokenizer.reader(), ids = tokenizer.encode(text);
       return [ids.map((id) => read(id)), ids.map((id) => tokenizer.text(id))];
     }""", text)
-    assert "".join(found[0]).replace("▯", "") == text and "▯" in found[0] and "🙂" in found[0]
+    assert "".join(found[0]).replace("▯", "") == text and "▯" in found[0] and " 🙂" in found[0]
     assert "\ufffd" not in "".join(found[0] + found[1])
 
 
