@@ -196,7 +196,8 @@ class Block(DraftVocabulary):
         "The logit of how likely each row's token is to be accepted; None without such a head."
         if self.confidence_head is None: return None
         if self.config.confidence_head_with_markov and self.markov_head is not None:
-            states = torch.cat((states, self.markov_head.markov_w1(before)), -1)
+            # a probe: it doesn't pull at what the bias is made of
+            states = torch.cat((states, self.markov_head.markov_w1(before).detach()), -1)
         return self.confidence_head(states)
 
 # %% ../../nbs/drafters/29_block.ipynb #b10c0021

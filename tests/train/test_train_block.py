@@ -166,7 +166,7 @@ def test_what_no_distribution_shows_alpha_does(folder, data, target, tmp_path):
     assert right > alpha(OneRowOff) + .02 and right > alpha(KeepsRejected) + .02
 
 
-@pytest.mark.parametrize("wrong", [dict(block=0), dict(anchors=0), dict(markov=-1), dict(confidence=1)], ids=str)
+@pytest.mark.parametrize("wrong", [dict(block=0), dict(anchors=0), dict(markov=-1)], ids=str)
 def test_settings_are_checked(wrong):
     from specdec.train.student import DistillConfig
     with pytest.raises(InputError, match=next(iter(wrong))): DistillConfig(**wrong)
