@@ -42,10 +42,10 @@ class _Brackets(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is not Tensor.__getitem__: return function(*args, **(kwargs or {}))
         x, index = args
-        at, parts = 0, list(index) if isinstance(index, tuple) else [index]
+        at, parts = 0, [*index] if isinstance(index, tuple) else [index]
         for i, part in enumerate(parts):
-            there = isinstance(part, Tensor) and part.device == x.device
-            if isinstance(part, (list, Tensor)) and not (there and part.dtype == torch.long):
+            fits = isinstance(part, Tensor) and (part.device, part.dtype) == (x.device, torch.long)
+            if isinstance(part, (list, Tensor)) and not fits:
                 raise NotCapturable(
                     "it indexes by a list, a mask or a tensor of the host's; take gather, where, "
                     "or index_select with an index that was made on the device")

@@ -33,8 +33,8 @@ from specdec.models.devices import (
 )
 from .convert import FOUR_BITS
 from specdec.models.hub import (
-    check_config, check_no_older_head, find_config, find_model, load_tokenizer, load_transformers,
-    weights_digest,
+    auto_class, check_config, check_no_older_head, find_config, find_model, load_tokenizer,
+    load_transformers, weights_digest,
 )
 from .protocol import CausalLM
 from .llama import Llama, head_size, weight_counts
