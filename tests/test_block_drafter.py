@@ -234,7 +234,8 @@ class CutsByTheDroppedState(BlockState):
         draft = super().propose(K, sampling, rng)
         states = self.block.states(self.last, len(draft.tokens), self.cache)[0]
         for i, token in enumerate(draft.tokens):
-            if self.block.confidence(states[i], token) < .5: return draft.up_to(i)
+            trust, others = (self.block.confidence(states[i], x) for x in (token, 2 - token))  # 0 or 2 is drafted
+            if trust < others: return draft.up_to(i)
         return draft
 
 
