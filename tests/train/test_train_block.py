@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from specdec.drafters.block import BlockDrafter, BlockState, load_block
 
 from helpers_training import CPU, V, make_data, make_target, settings, weights
+from specdec.drafters.block import BlockDrafter, BlockState, load_block
 from specdec.errors import InputError
 from specdec.models.loading import load_model
 from specdec.sampling import SamplingParams, SeededRandom
