@@ -93,7 +93,7 @@ def test_a_bias_of_the_token_before_changes_a_row_and_without_one_rows_stay(targ
     "Product and chain: whether row 1 of q depends on what was drawn at row 0."
     for options, depends in (({}, False), (MARKOV, True)):
         state = fresh(random_block(target, **options), target, [1, 2, 3])
-        drafts = [proposals(state, 2, seed=seed) for seed in range(12)]
+        drafts = [proposals(state, 2, SamplingParams(9.0), seed) for seed in range(12)]
         rows = {draft.tokens[0]: draft.q[1] for draft in drafts}
         assert len(rows) > 2
         first, *others = rows.values()
@@ -215,6 +215,7 @@ def test_a_prompt_that_was_read_before_is_copied(target):
 
 class ReportsMarginalsState(BlockState):
     "Wrong: draws from rows with the bias of the token before, and reports them without it."
+    @torch.inference_mode()
     def propose(self, K, sampling, rng):
         draft = super().propose(K, sampling, rng)
         states = self.block.states(self.last, len(draft.tokens), self.cache)
@@ -228,11 +229,13 @@ class ReportsMarginals(BlockDrafter): State = ReportsMarginalsState
 
 class CutsByTheDroppedState(BlockState):
     "Wrong: draws a token, asks for the confidence behind it, and drops it if that is low."
+    @torch.inference_mode()
     def propose(self, K, sampling, rng):
         draft = super().propose(K, sampling, rng)
         states = self.block.states(self.last, len(draft.tokens), self.cache)[0]
         for i, token in enumerate(draft.tokens):
-            if self.block.confidence(states[i], token) < .5: return draft.up_to(i)
+            trust, others = (self.block.confidence(states[i], x) for x in (token, 2 - token))  # 0 or 2 is drafted
+            if trust < others: return draft.up_to(i)
         return draft
 
 
