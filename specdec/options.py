@@ -271,7 +271,7 @@ def options_of(options: Options | None, given: dict) -> Options:
     known = [each.name for each in fields(Options)]
     for name in given.keys() - {*known}:
         raise TypeError(f"unexpected keyword argument {name!r}: {meant(name, known)}")
-    return replace(options or Options(), **given)
+    return Options(**given) if options is None else replace(options, **given)
 
 def takes_options(call: Callable) -> Callable:
     "Let help and completion show the options in place of `**given`."
