@@ -559,7 +559,7 @@ def asks_too_late(q: Next, K: int, rng: RandomSource):
     "End the draft before a token after which the draft isn't sure, and drop that token."
     tokens, rows = sampled(q, K, rng)
     for i in range(len(tokens)):
-        after = q(tuple(tokens[:i + 1]))  # sure: its likeliest token has a fifth more than its share
+        after = q(tuple(tokens[:i + 1]))  # sure: the likeliest token has a fifth above its share
         if 5 * len(after) * after.max() < 6: return tokens[:i], rows[:i]
     return tokens, rows
 
