@@ -8,8 +8,9 @@
   const EPSILON = 0.02;   // of the last rule
   const LONGEST = 16;     // the largest K
   const TOKENS = 24;      // of the race
+  const APART = 10.5;     // of points on the map, at least
   const LEVELS = [1, 1.25, 1.5, 2, 3, 4];
-  const SHAPES = { g: 1, line: 1, path: 1, text: 1, circle: 1, rect: 1, svg: 1, title: 1 };
+  const SHAPES = { g: 1, path: 1, text: 1, circle: 1, rect: 1, svg: 1, };
 
   const make = (tag, attributes = {}, ...children) => {
     const element = tag in SHAPES ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -17,9 +18,34 @@
     element.append(...children);
     return element;
   };
+  const swatch = (kind) => make("span", { class: `touch-swatch touch-${kind}` }), part = (kind) => make("span", { class: `touch-part touch-${kind}` });
+  const output = (kind) => make("output", { class: `touch-value touch-${kind}` });
+  const text = (kind, ...words) => make("p", { class: `touch-${kind}` }, ...words);
   const sum = (row) => row.reduce((total, x) => total + x, 0);
   const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
   const digits = (x, n = 3) => x.toFixed(n);
+  const on = (element, name, act) => element.addEventListener(name, act);
+  const replay = (name, ...moving) => moving.forEach((e) => { e.classList.remove(name); void e.offsetWidth; e.classList.add(name); });
+  // What a pointer drags. A finger drags the grip alone, or taps: a thumb that passes scrolls the page.
+  const draggable = (element, grip, follow, hold = () => {}) => {
+    let held = false;
+    const finger = (event) => event.pointerType === "touch" && event.target !== grip;
+    const begin = (event, meant) => {
+      if (!meant || event.button || event.target.closest(".touch-point")) return false;
+      hold();
+      follow(event);
+      return true;
+    };
+    on(element, "pointerdown", (event) => {
+      held = begin(event, !finger(event));
+      if (held) element.setPointerCapture(event.pointerId);
+      if (held) event.preventDefault();
+    });
+    on(element, "pointermove", (event) => held && follow(event));
+    on(element, "lostpointercapture", () => { held = false; });
+    on(element, "click", (event) => begin(event, finger(event)));
+  };
+
   const figure = (element, value, words) => { element.dataset.value = value; element.textContent = words; };
 
   // Whole thousandths in proportion to weights, as the largest remainders want it; equal shares where all weights are 0.
@@ -137,19 +163,19 @@
 
     const button = (words, name, onClick) => {
       const made = make("button", { type: "button", class: `touch-button touch-${name}` }, words);
-      made.addEventListener("click", onClick);
+      on(made, "click", onClick);
       return made;
     };
     let ids = 0;
     const menu = (name, words, onChange) => {
       const id = `touch-${ids++}`, made = make("select", { id }, ...words.map((word, i) => make("option", { value: i }, word)));
-      made.addEventListener("change", () => onChange(made.selectedIndex));
+      on(made, "change", () => onChange(made.selectedIndex));
       return { box: make("div", { class: "touch-choice" }, make("label", { for: id }, name), made), set: (i) => { made.selectedIndex = i; } };
     };
     const slider = (name, kind, low, high, step, words, onChange) => {
       const id = `touch-${ids++}`, value = make("output", { for: id, class: `touch-value touch-of-${kind}` });
       const made = make("input", { id, type: "range", min: low, max: high, step });
-      made.addEventListener("input", () => onChange(Number(made.value)));
+      on(made, "input", () => onChange(Number(made.value)));
       const set = (x) => { made.value = x; figure(value, x, words(x)); made.setAttribute("aria-valuetext", words(x)); };
       return { box: make("div", { class: "touch-slider" }, make("label", { for: id }, name), value, made), set };
     };
@@ -158,10 +184,10 @@
     // Drag
     if (panels.includes("drag")) {
       const rows = menu("A real place", data.rows.map((r) => r.title), (i) => change({ row: i, q: [...data.rows[i].q] }));
-      const alpha = make("output", { class: "touch-value touch-alpha" }), missed = make("output", { class: "touch-value touch-missed" });
+      const alpha = output("alpha"), missed = output("missed");
       const places = row().p.map((_, i) => {
-        const bits = Object.fromEntries(["kept", "residual", "rejected", "p"].map((kind) => [kind, make("span", { class: `touch-part touch-${kind}` })]));
-        const grip = make("span", { class: "touch-part touch-grip" });
+        const bits = Object.fromEntries(["kept", "residual", "rejected", "p"].map((kind) => [kind, part(kind)]));
+        const grip = part("grip");
         const column = make("div", { class: "touch-column", role: "slider", tabindex: 0, "aria-orientation": "vertical", "aria-valuemin": 0, "aria-valuemax": WHOLE }, ...Object.values(bits), grip);
         const name = make("div", { class: "touch-word" }), said = make("div", { class: "touch-number" });
         let from = null;
@@ -169,31 +195,22 @@
           const box = column.getBoundingClientRect(), to = clamp(Math.round((WHOLE * (box.bottom - event.clientY)) / box.height), 0, WHOLE);
           change({ q: dragged(from, i, to) });
         };
-        column.addEventListener("pointerdown", (event) => {
-          if (event.button) return;
-          column.setPointerCapture(event.pointerId);
-          column.focus({ preventScroll: true });
-          from = state.q;
-          follow(event);
-          event.preventDefault();
-        });
-        column.addEventListener("pointermove", (event) => { if (from) follow(event); });
-        for (const end of ["pointerup", "pointercancel"]) column.addEventListener(end, () => { from = null; });
+        draggable(column, grip, follow, () => { from = state.q; column.focus({ preventScroll: true }); });
         const steps = { ArrowUp: 10, ArrowRight: 10, ArrowDown: -10, ArrowLeft: -10, PageUp: 100, PageDown: -100, Home: -WHOLE, End: WHOLE };
-        column.addEventListener("keydown", (event) => {
+        on(column, "keydown", (event) => {
           if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
           event.preventDefault();
           change({ q: dragged(state.q, i, clamp(state.q[i] + steps[event.key], 0, WHOLE)) });
         });
         return { bits, grip, column, name, said, box: make("div", { class: "touch-place" }, column, name, said) };
       });
-      const said = make("p", { class: "touch-said" });
+      const said = text("said");
       root.append(make("section", { class: "touch-panel touch-drag", "aria-label": "Drag the draft’s distribution" },
         make("div", { class: "touch-title" }, "1 Drag q away from p"), rows.box, said,
         make("div", { class: "touch-bars" }, ...places.map((place) => place.box)),
-        make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-p" }), "p, the target’s ", make("span", { class: "touch-swatch touch-kept" }), "p and q, the draft’s: kept ",
-          make("span", { class: "touch-swatch touch-rejected" }), "q says it too often ", make("span", { class: "touch-swatch touch-residual" }), "left over: the residual"),
-        make("p", { class: "touch-line" }, "α = Σ min(p, q) = ", alpha, ": so often a guess is kept. 1 − α = ", missed, " is how far q is from p (total variation)."),
+        text("key", swatch("p"), "p, the target’s ", swatch("kept"), "p and q, the draft’s: kept ",
+          swatch("rejected"), "q says it too often ", swatch("residual"), "left over: the residual"),
+        text("line", "α = Σ min(p, q) = ", alpha, ": so often a guess is kept. 1 − α = ", missed, " is how far q is from p (total variation)."),
         make("div", { class: "touch-buttons" }, button("q as it was", "reset", () => change({ q: [...row().q] })), button("q = p", "same", () => change({ q: [...row().p] })),
           button("q as wrong as can be", "worst", () => { const word = row().p.indexOf(Math.min(...row().p)); change({ q: row().p.map((_, i) => (i === word ? WHOLE : 0)) }); }))));
       drawing.push(() => {
@@ -227,20 +244,20 @@
       };
       const strips = [strip("a guess falls on q"), strip("a coin u on [0, 1]: kept left of the cut"), strip("only after a rejection")];
       const bars = row().p.map(() => {
-        const p = make("span", { class: "touch-part touch-p" }), bar = make("span", { class: "touch-part touch-count" }), mark = make("span", { class: "touch-part touch-law" });
+        const p = part("p"), bar = part("count"), mark = part("law");
         const name = make("div", { class: "touch-word" }), number = make("div", { class: "touch-number" }), column = make("div", { class: "touch-column touch-still" }, bar, p, mark);
         return { p, bar, mark, name, number, column, box: make("div", { class: "touch-place" }, column, name, number) };
       });
-      const status = make("p", { class: "touch-status", role: "status" }), found = make("output", { class: "touch-value touch-found" }), exact = make("output", { class: "touch-value touch-exact" });
-      const kept = make("output", { class: "touch-value touch-share" }), total = make("output", { class: "touch-value touch-n" }), verdict = make("p", { class: "touch-verdict" });
+      const status = make("p", { class: "touch-status", role: "status" }), found = output("found"), exact = output("exact");
+      const kept = output("share"), total = output("n"), verdict = text("verdict");
       const more = (n) => button(`×${n.toLocaleString("en")}`, `x${n}`, () => change({ n: Math.min(MOST, state.n + n) }, n === 1));
       root.append(make("section", { class: "touch-panel touch-throw", "aria-label": "Throw tokens" },
         make("div", { class: "touch-title" }, "2 Throw: what comes out"), rules.box,
         make("div", { class: "touch-buttons" }, make("span", {}, "Throw "), more(1), more(100), more(10000), button("Clear", "clear", () => change({ n: 0 }))),
         make("div", { class: "touch-strips" }, ...strips.map((each) => each.box)), status,
         make("div", { class: "touch-bars touch-histogram" }, ...bars.map((each) => each.box)),
-        make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-p" }), "p ", make("span", { class: "touch-swatch touch-count" }), "what came out ", make("span", { class: "touch-swatch touch-law" }), "where it settles, exactly"),
-        make("p", { class: "touch-line" }, total, ", ", kept, " Distance from p: ", found, " now, ", exact, " in the end, exactly."), verdict));
+        text("key", swatch("p"), "p ", swatch("count"), "what came out ", swatch("law"), "where it settles, exactly"),
+        text("line", total, ", ", kept, " Distance from p: ", found, " now, ", exact, " in the end, exactly."), verdict));
       drawing.push((animate) => {
         const at = full(), { words } = row(), { p } = at, came = thrown(at), end = law(at), target = shares(p), off = distance(end, target);
         rules.set(names.indexOf(state.rule));
@@ -255,14 +272,14 @@
         lay(strips[1], last ? [cut, 1 - cut] : [overlap(p, state.q), WHOLE - overlap(p, state.q)], ["kept", "rejected"], ["kept", "rejected"], last && last.u[1]);
         lay(strips[2], came.rest, words.map(() => "residual"), words, last && !last.accepted ? last.u[2] : null);
         strips[2].box.classList.toggle("touch-idle", !last || last.accepted);
-        if (animate) for (const { box } of strips) { box.classList.remove("touch-falls"); void box.offsetWidth; box.classList.add("touch-falls"); }
+        if (animate) replay("touch-falls", ...strips.map((each) => each.box));
         status.textContent = !last ? "Nothing thrown yet." : `Throw ${state.n.toLocaleString("en")}: the guess is “${words[last.drafted]}”; the coin shows ${digits(last.u[1])}, kept below ${digits(cut)}: ` +
           (last.accepted ? "kept." : `rejected, and “${words[last.word]}” comes from ${state.rule === "no_residual" ? "p" : "the residual"}.`);
-        const now = came.counts.map((x) => (state.n ? x / state.n : 0)), top = Math.max(1.15 * Math.max(...target), 1.05 * Math.max(...end));
+        const now = came.counts.map((x) => (state.n ? x / state.n : 0));
         bars.forEach(({ p: outline, bar, mark, name, number, column }, i) => {
-          outline.style.height = `${(100 * target[i]) / top}%`;
-          bar.style.height = `${Math.min(100, (100 * now[i]) / top)}%`;
-          mark.style.bottom = `${(100 * end[i]) / top}%`;
+          outline.style.height = `${100 * target[i]}%`;
+          bar.style.height = `${100 * now[i]}%`;
+          mark.style.bottom = `${100 * end[i]}%`;
           mark.hidden = state.rule === "exact";
           name.textContent = words[i];
           figure(number, end[i], state.n ? digits(now[i]) : "–");
@@ -272,8 +289,8 @@
         figure(kept, state.n ? came.kept / state.n : "", state.n ? `${digits(came.kept / state.n)} of the guesses kept.` : "none kept yet.");
         figure(found, state.n ? distance(now, target) : "", state.n ? digits(distance(now, target), 4) : "–");
         figure(exact, off, off < 1e-12 ? "0" : digits(off, 4));
-        verdict.textContent = state.rule === "exact"
-          ? "Drag q: the same throws are played again with it, and the bars stay at p. Green and dotted together are p; q changes only how often a guess is kept."
+        verdict.textContent = !state.n ? "Predict: will p come out, or q, or something between?" : state.rule === "exact"
+          ? "Now drag q: the same throws are played again, and the bars stay at p. q changes only how often a guess is kept."
           : off < 1e-12 ? "With this q the broken rule happens to be right. Drag q away." : `Broken: no number of throws brings it to p. It settles ${digits(off, 4)} away.`;
       });
     }
@@ -292,8 +309,8 @@
         slider("c, one guess, in plain steps", "c", 0, 1, 0.005, (x) => digits(x), (c) => change({ c })),
         slider("e, reading one more token: v(K) = 1 + eK", "e", -0.05, 1, 0.005, (x) => digits(x), (e) => change({ e })),
       ];
-      const speed = make("output", { class: "touch-value touch-speed" }), finest = make("output", { class: "touch-value touch-best" }), many = make("output", { class: "touch-value touch-tau" });
-      const verdict = make("p", { class: "touch-verdict" }), named = make("p", { class: "touch-status touch-point-said", role: "status" });
+      const speed = output("speed"), finest = output("best"), many = output("tau");
+      const verdict = text("verdict"), named = make("p", { class: "touch-status touch-point-said", role: "status" });
       // The map: α across, c upwards as a root, since most drafts are cheap
       const WIDE = 360, HIGH = 250, LEFT = 34, LOW = 214, TOP = 8, RIGHT = 352;
       const X = (alpha) => LEFT + (RIGHT - LEFT) * alpha, Y = (c) => LOW - (LOW - TOP) * Math.sqrt(c);
@@ -302,7 +319,7 @@
         make("rect", { class: "touch-field", x: LEFT, y: TOP, width: RIGHT - LEFT, height: LOW - TOP }), lines,
         ...[0, 0.25, 0.5, 0.75, 1].map((a) => make("text", { x: X(a), y: LOW + 15, "text-anchor": "middle" }, String(a))),
         ...[0, 0.05, 0.2, 0.5, 1].map((c) => make("text", { x: LEFT - 5, y: Y(c) + 4, "text-anchor": "end" }, String(c))),
-        make("text", { x: (LEFT + RIGHT) / 2, y: LOW + 31, "text-anchor": "middle" }, "α"), make("text", { x: 4, y: Y(0.33), "text-anchor": "start" }, "c"), points, dot);
+        make("text", { x: (LEFT + RIGHT) / 2, y: LOW + 31, "text-anchor": "middle" }, "α"), make("text", { x: 4, y: Y(0.33), "text-anchor": "start" }, "c"), dot, points);
       let chosen = null;
       const load = (i) => {
         const point = data.points[i];
@@ -313,51 +330,54 @@
           (S - point.measured > 0.1 ? "Lookup often has less than K to draft." : "");
         mark();
       };
+      // Those that would lie on each other stand side by side
+      const places = data.points.map((point) => [X(point.alpha), Y(point.c)]);
+      for (let turn = 0; turn < 99; turn++) places.forEach((a, i) => places.forEach((b, j) => {
+        const x = a[0] - b[0] || i - j, y = a[1] - b[1], far = Math.hypot(x, y), push = (APART - far) / far / 2;
+        if (i <= j || push <= 0) return;
+        [a, b].forEach((at, n) => { at[0] = clamp(at[0] + (n ? -x : x) * push, LEFT, RIGHT); at[1] = clamp(at[1] + (n ? -y : y) * push, TOP, LOW); });
+      }));
       data.points.forEach((point, i) => {
-        const made = make("circle", { class: "touch-point", cx: X(point.alpha), cy: Y(point.c), r: 5, tabindex: i ? -1 : 0, role: "button", "aria-label": `Measured: ${point.name}, α ${digits(point.alpha, 2)}, c ${digits(point.c)}` }, make("title", {}, point.name));
-        made.addEventListener("click", (event) => { event.stopPropagation(); load(i); });
-        made.addEventListener("keydown", (event) => {
+        const made = make("circle", { class: "touch-point", cx: places[i][0], cy: places[i][1], r: 5, tabindex: i ? -1 : 0, role: "button", "aria-label": `Measured: ${point.name}, α ${digits(point.alpha, 2)}, c ${digits(point.c)}` });
+        on(made, "click", (event) => { event.stopPropagation(); load(i); });
+        on(made, "keydown", (event) => {
           const to = { ArrowRight: i + 1, ArrowDown: i + 1, ArrowLeft: i - 1, ArrowUp: i - 1 }[event.key];
           if (event.key === "Enter" || event.key === " ") load(i);
           else if (to === undefined) return;
           else points.children[(to + data.points.length) % data.points.length].focus();
           event.preventDefault();
         });
-        made.addEventListener("focus", () => { for (const each of points.children) each.setAttribute("tabindex", each === made ? 0 : -1); });
+        const name = () => { named.textContent = `${point.name}, K = ${point.K}: click to race with it.`; };
+        on(made, "pointerenter", name);
+        on(made, "focus", () => {
+          for (const each of points.children) each.setAttribute("tabindex", each === made ? 0 : -1);
+          name();
+        });
         points.append(made);
       });
       const mark = () => { [...points.children].forEach((each, i) => each.classList.toggle("touch-chosen", i === chosen)); };
-      let holding = false;
       const follow = (event) => {
         const box = map.getBoundingClientRect(), x = ((event.clientX - box.left) * WIDE) / box.width, y = ((event.clientY - box.top) * HIGH) / box.height;
         const up = clamp((LOW - y) / (LOW - TOP), 0, 1);
         change({ q: pull(WHOLE * clamp((x - LEFT) / (RIGHT - LEFT), 0, 1)), c: Number((up * up).toFixed(4)) });
       };
-      map.addEventListener("pointerdown", (event) => {
-        if (event.button || event.target.closest(".touch-point")) return;
-        holding = true;
-        map.setPointerCapture(event.pointerId);
-        follow(event);
-        event.preventDefault();
-      });
-      map.addEventListener("pointermove", (event) => { if (holding) follow(event); });
-      for (const end of ["pointerup", "pointercancel"]) map.addEventListener(end, () => { holding = false; });
+      draggable(map, dot, follow);
       const ladder = make("div", { class: "touch-ladder", role: "group", "aria-label": "The speed-up for each K" });
       const rungs = Array.from({ length: LONGEST }, (_, i) => {
         const bar = make("span", { class: "touch-rung" }), made = make("button", { type: "button", class: "touch-step" }, make("span", { class: "touch-well", "aria-hidden": "true" }, bar), make("span", {}, String(i + 1)));
-        made.addEventListener("click", () => change({ K: i + 1 }));
+        on(made, "click", () => change({ K: i + 1 }));
         ladder.append(made);
         return { bar, made };
       });
       root.append(make("section", { class: "touch-panel touch-race", "aria-label": "Race rounds against plain decoding" },
         make("div", { class: "touch-title" }, "3 Race: what α changes is time"),
         make("div", { class: "touch-halves" },
-          make("div", {}, plain.box, guessing.box,
-            make("p", { class: "touch-key" }, make("span", { class: "touch-swatch touch-q" }), "K guesses, c each ", make("span", { class: "touch-swatch touch-kept" }), "a forward that kept some; its tokens, one its own"),
-            make("div", { class: "touch-sliders" }, ...sliders.map((each) => each.box)),
-            make("p", { class: "touch-line" }, "τ = ", many, " tokens a round; S = τ / (v(K) + Kc) = ", speed, ". The best K is ", finest, "."), verdict),
-          make("div", {}, make("p", { class: "touch-line" }, "The speed-up S at this K; red loses. Drag the dot, or click a measured one:"), map, named,
-            make("p", { class: "touch-line" }, "S for each K, the best in green:"), ladder))));
+          make("div", {}, button("Race", "start", () => replay("touch-runs", plain.track, guessing.track)), plain.box, guessing.box,
+            text("key", swatch("q"), "K guesses, c each ", swatch("kept"), "a forward that kept some; its tokens, one its own"),
+            ...sliders.map((each) => each.box),
+            text("line", "τ = ", many, " tokens a round; S = τ / (v(K) + Kc) = ", speed, ". The best K is ", finest, "."), verdict),
+          make("div", {}, text("line", "The speed-up S at this K; red loses. Drag the dot, or click a measured one:"), map, named,
+            text("line", "S for each K, the best in green:"), ladder))));
       drawing.push(() => {
         const share = alphaOf(), alpha = share / WHOLE, at = course(), { K } = state, round = price(at, K), next = uniforms(2), rounds = [];
         while (sum(rounds) + rounds.length < TOKENS) {
@@ -412,7 +432,7 @@
     }
 
     const draw = (animate = false) => { for (const each of drawing) each(animate); };
-    window.addEventListener("hashchange", () => { state = read(); draw(); });
+    on(window, "hashchange", () => { state = read(); draw(); });
     draw();
     for (const picture of root.querySelectorAll(":scope > :not(.touch-panel)")) picture.remove();
     root.dataset.ready = "true";

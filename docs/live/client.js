@@ -9,6 +9,7 @@ const WRONG = {
   "bad-input": "One of the settings can't be used: look at the prompt, K, the temperature and the seed.",
   cancelled: "Cancelled.",
 };
+const OFFLINE = "The connection is down: go online, and press the button again. What has arrived is kept.";
 const BROKEN = "The engine, live/worker.js, could not be started, or it broke: reload the page, and press the button again.";
 
 export const failure = (code, message) => Object.assign(new Error(message || WRONG[code] || String(code)), { code });
@@ -32,7 +33,7 @@ export const engineAt = (address) => {
   };
   const send = (message) => worker?.postMessage(message);
   const broke = () => { // the next click makes another
-    const error = failure("network", BROKEN), all = [...calls.values()];
+    const error = failure("network", navigator.onLine ? BROKEN : OFFLINE), all = [...calls.values()];
     worker.terminate();
     worker = null;
     calls.clear();

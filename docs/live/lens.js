@@ -62,7 +62,7 @@ export const microscope = (r, j, greedy) => {
     return made;
   });
   while (lines.length < ROWS) lines.push(line("\u00a0", "", "", "")); // the box keeps its height
-  const heads = ["token", "", "p", "role"].map((head) => make("th", { scope: "col" }, head));
+  const heads = ["token", "how likely", "p", "role"].map((head) => make("th", { scope: "col" }, head));
   return [
     make("p", { class: "live-title" }, "Under the microscope: ", shown(spot.text), ", ", make("span", { class: `status-${spot.status}` }, target ? spot.status : "never tried")),
     make("dl", { class: "live-facts" }, ...facts.map(([name, x]) => make("div", { class: "live-fact" }, make("dt", {}, name), make("dd", {}, x || "–")))),

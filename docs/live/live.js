@@ -1,6 +1,7 @@
 // A real model in the page: the default model writes with drafts and without them, and every number that decided on a token
-// can be looked at. worker.js computes; here it is only asked, counted and drawn. Nothing is fetched before a click.
-// Without this script a picture stays in its place.
+// can be looked at. worker.js computes; here it is only asked, counted and drawn. Nothing of the model is fetched before a
+// click: until then recorded.json stands there, a run of this page (tools/live.py took it). Without this script a picture
+// stays in its place.
 import { engineAt, failure, joined } from "./client.js";
 import { MEANING, make, microscope, spelled, spots, stays, visible } from "./lens.js";
 
@@ -8,11 +9,11 @@ const MODEL = { name: "SmolLM2-135M-Instruct", megabytes: 98, head: 20, parts: 1
 const KEPT = /^specdec-live-/; // how the engine calls what the browser keeps
 const MOST_K = 8, LONGEST = 128;
 const LIST = "1. Wash the lettuce and the tomatoes.\n2. Cut the tomatoes into small pieces.\n3. Mix oil, vinegar, salt and pepper.\n4. Pour the dressing over the salad.";
-const PROMPTS = [
-  ["A list, copied: here drafts win", `Write this list once more, exactly as it is, nothing else:\n\n${LIST}`],
-  ["A class in Python", "Write a Python class Stack with the methods push, pop and peek, and show how to use it."],
-  ["A story: little to look up", "Tell me a short story about a lighthouse keeper who finds a letter."],
-  ["Your own", ""],
+const PROMPTS = [ // name, why drafts win there or don't, text
+  ["A list, copied: here drafts win", "The answer stands in the prompt, so lookup finds long drafts, and nearly all of them are right.", `Write this list once more, exactly as it is, nothing else:\n\n${LIST}`],
+  ["A class in Python", "Code repeats its own names: lookup finds something now and then, the head more often.", "Write a Python class Stack with the methods push, pop and peek, and show how to use it."],
+  ["A story: little to look up", "Nothing in it was said before, so drafts are short and mostly wrong.", "Tell me a short story about a lighthouse keeper who finds a letter."],
+  ["Your own", "Drafts win where the answer repeats what was said.", ""],
 ];
 const DRAFTERS = { lookup: "lookup in the text", head: "the trained head" };
 const ALL = `${MODEL.megabytes + MODEL.head} MB`;
@@ -48,20 +49,23 @@ const slider = (name, low, high, step, value, words, onInput = () => {}) => {
   return { ...found, show };
 };
 
-// A lane: a forward is a piece as wide as it took long.
+// A lane: a forward is a piece as wide as it took long. Time starts when the prompt has been read, for that takes as long
+// with drafts as without; its forward gives the first token.
 const laneOf = (title) => {
   const track = make("div", { class: "live-track", "aria-hidden": "true" }), clock = make("span", { class: "live-clock" });
   const lane = { track, clock, rounds: [], box: make("div", {}, make("div", { class: "live-head" }, make("strong", {}, title), clock), track) };
-  lane.seconds = () => sum(lane.rounds.map((r) => r.seconds.draft + r.seconds.target));
+  lane.later = () => lane.rounds.slice(1);
+  lane.seconds = () => sum(lane.later().map((r) => r.seconds.draft + r.seconds.target));
   lane.tokens = () => sum(lane.rounds.map(emitted));
   lane.forwards = () => sum(lane.rounds.map((r) => r.forwards));
   lane.clear = (words) => { lane.rounds = []; track.replaceChildren(); clock.textContent = words; };
   lane.add = (r) => {
-    const n = emitted(r), reads = !lane.rounds.length, piece = (kind, size, words = "") => make("span", { class: `live-piece live-${kind}`, style: `flex:${size} 0 0` }, words);
+    const n = emitted(r), piece = (kind, size, words = "") => make("span", { class: `live-piece live-${kind}`, style: `flex:${size} 0 0` }, words);
     lane.rounds.push(r);
-    if (r.seconds.draft > 0) track.append(piece("drafting", r.seconds.draft));
-    track.append(piece(reads ? "prompt" : n > 1 ? "saved" : "own", r.seconds.target, n > 1 ? String(n) : ""));
     clock.textContent = `${plural(lane.tokens(), "token")}, ${plural(lane.forwards(), "forward")}, ${lane.seconds().toFixed(2)} s`;
+    if (lane.rounds.length === 1) return;
+    if (r.seconds.draft > 0) track.append(piece("drafting", r.seconds.draft));
+    track.append(piece(n > 1 ? "saved" : "own", r.seconds.target, n > 1 ? String(n) : ""));
   };
   return lane;
 };
@@ -71,8 +75,7 @@ const start = (root) => {
   let info = null, loading = false, going = null, asked = { temperature: 0 }, at = { round: 0, token: 0 };
 
   // The model: nothing is fetched before the button is pressed.
-  const offer = make("p", {}, "The default model, ", make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB), and its trained head (${MODEL.head} MB) come from this site when you press the button, and not before. `,
-    "Your browser keeps them for the next time. What you type stays in this page.");
+  const offer = make("p", { class: "live-offer" }, make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB) and its head (${MODEL.head} MB) come when you press the button, not before. What you type stays in this page.`);
   const fetching = button("fetch", `Fetch ${ALL} and start`, () => load({ base: root.dataset.weights }));
   const chooser = labelled("or choose files of yours: the GGUF, and the head’s safetensors", make("input", { type: "file", class: "live-files", multiple: "", accept: ".gguf,.safetensors" }));
   chooser.made.addEventListener("change", () => {
@@ -90,12 +93,13 @@ const start = (root) => {
     fetching.focus({ preventScroll: true });
     clear.hidden = true;
   });
+  const own = make("details", { class: "live-own-files" }, make("summary", {}, "or files of yours"), chooser.box);
   const news = make("p", { class: "live-news", role: "status" }), wrong = make("p", { class: "live-wrong", role: "alert", hidden: "" });
-  const sources = make("div", { class: "live-buttons" }, fetching, chooser.box), waiting = make("div", { class: "live-buttons", hidden: "" }, meter, cancel);
-  const complain = (error, beside) => { // beside: what stands by the button that was pressed
-    beside?.after(wrong);
+  const sources = make("div", { class: "live-buttons" }, fetching, own), waiting = make("div", { class: "live-buttons", hidden: "" }, meter, cancel);
+  const complain = (error) => { // beside the buttons, and in sight
     wrong.hidden = !error || error.code === "cancelled";
     wrong.textContent = wrong.hidden ? "" : error.message;
+    if (!wrong.hidden) wrong.scrollIntoView({ block: "nearest" });
   };
   const progress = ({ what, done, total }) => {
     const words = `${what === "head" ? "The head" : "The model"}: ${10 * Math.floor((10 * done) / total)} % of ${Math.round(total / 1e6)} MB`;
@@ -109,15 +113,15 @@ const start = (root) => {
     cancel.focus({ preventScroll: true });
     try {
       info = await engine.load(message, progress);
-      offer.hidden = true;
+      [offer.hidden, runs.hidden] = [true, false];
       news.textContent = `${MODEL.name} is here${info.head ? ", with its trained head" : "; without its head’s file, drafts come from lookup alone"}. Nothing more is fetched.`;
       drafter.made.options[1].disabled = !info.head;
-      status.textContent = "Predict: how many forwards will drafts save on this text? Then press Run, or Step.";
+      status.textContent = "Predict: how many forwards will drafts save on this prompt? Then press Run, or Step.";
       ready();
       run.focus({ preventScroll: true });
     } catch (error) {
       news.textContent = error.code === "cancelled" ? "Cancelled: nothing was loaded." : "";
-      complain(error, clear);
+      complain(error);
       sources.hidden = false;
       fetching.focus({ preventScroll: true });
     }
@@ -132,17 +136,28 @@ const start = (root) => {
   };
 
   // What to decode
-  const examples = menu("Prompt", PROMPTS.map(([name]) => name), (i) => { prompt.value = PROMPTS[i][1]; if (!prompt.value) prompt.focus(); });
-  const prompt = make("textarea", { class: "live-question", rows: 6, "aria-label": "What you ask the model", spellcheck: "false" });
-  prompt.value = PROMPTS[0][1];
-  prompt.addEventListener("input", () => { examples.made.selectedIndex = PROMPTS.length - 1; });
+  const reason = make("p", { class: "live-reason" }), told = (i) => { reason.textContent = PROMPTS[i][1]; };
+  const examples = menu("Prompt", PROMPTS.map(([name]) => name), (i) => {
+    told(i);
+    prompt.value = PROMPTS[i][2];
+    if (prompt.value) return;
+    settings.open = true;
+    prompt.focus();
+  });
+  const prompt = make("textarea", { class: "live-question", rows: 3, "aria-label": "What you ask the model", spellcheck: "false" });
+  prompt.value = PROMPTS[0][2];
+  prompt.addEventListener("input", () => { examples.made.selectedIndex = PROMPTS.length - 1; told(PROMPTS.length - 1); });
   const drafter = menu("Drafts come from", Object.values(DRAFTERS), () => {});
-  const K = slider("K, draft tokens", 1, MOST_K, 1, 5, String), N = slider("Tokens, at most", 8, LONGEST, 8, 48, String);
+  const adaptive = labelled("As many as pay", make("input", { type: "checkbox", checked: "" }), "live-check");
+  const K = slider("K, draft tokens at most", 1, MOST_K, 1, 5, String), N = slider("Tokens, at most", 8, LONGEST, 8, 48, String);
   const T = slider("Temperature", 0, 1.5, 0.1, 0, (x) => (x ? x.toFixed(1) : "0, greedy"));
   const seed = labelled("Seed", make("input", { type: "number", min: 0, step: 1, value: 1 }));
   const run = button("run", "Run", () => (going ? goOn() : begin(false))), step = button("step", "Step", () => (going ? again() : begin(true)));
   const stop = button("stop", "Stop", () => engine.send({ type: "cancel", id: going.id }));
-  const status = make("p", { class: "live-status", role: "status" }, "The model first: press the button above.");
+  const runs = make("div", { class: "live-buttons", hidden: "" }, run, step, stop);
+  const settings = make("details", { class: "live-settings" }, make("summary", {}, "Prompt and settings"), prompt,
+    make("div", { class: "live-choices" }, drafter.box, K.box, adaptive.box, T.box, N.box, seed.box));
+  const status = make("p", { class: "live-status", role: "status" });
 
   // What came
   const drafted = laneOf("With drafts"), plain = laneOf("Plain decoding");
@@ -151,7 +166,7 @@ const start = (root) => {
     const longest = Math.max(drafted.seconds(), plain.seconds(), 1e-9);
     for (const each of [drafted, plain]) each.track.style.width = `${(100 * each.seconds()) / longest}%`;
   };
-  const verdict = make("p", { class: "live-verdict" });
+  const verdict = make("p", { class: "live-verdict" }), honest = make("p", { class: "live-honest" });
   const swatch = (kind, words) => [make("span", { class: `live-swatch live-${kind}` }), `${words} `];
   const text = make("div", { class: "live-text", role: "toolbar", "aria-label": "The text so far. Arrow keys move from token to token" });
   const strip = make("div", { class: "live-strip", role: "toolbar", "aria-label": "This round's tokens. Arrow keys move from token to token" });
@@ -227,22 +242,30 @@ const start = (root) => {
     progress: ({ what, done, total }) => { if (what === "prompt") lane.clock.textContent = `${done} of ${total} tokens of the prompt read`; },
     round: (r) => { add(lane, r); onRound(r); },
   });
-  const came = (r) => {
+  const read = (r) => { // a round's tokens join the text
     const n = drafted.rounds.length;
     reading.hidden = false;
     text.append(pieces(r, n - 1, true));
     text.scrollTop = text.scrollHeight;
     round.made.max = n;
     go(n - 1);
+    return n;
+  };
+  const came = (r) => {
+    const n = read(r);
     going.waits = going.paced;
     status.textContent = going.paced ? `${sentence(r, n)} Press Step for the next round.` : "Writing …";
     ready();
   };
+  const goTelling = () => { // to a round in which a draft token was kept and one rejected, else to the longest
+    const both = drafted.rounds.findIndex((r) => kept(r) && kept(r) < r.drafts.length), counts = drafted.rounds.map(kept);
+    go(both >= 0 ? both : counts.indexOf(Math.max(...counts)));
+  };
   const begin = async (paced) => {
-    asked = { prompt: prompt.value, K: Number(K.made.value), temperature: Number(T.made.value), seed: Number(seed.made.value), maxNewTokens: Number(N.made.value), drafter: Object.keys(DRAFTERS)[drafter.made.selectedIndex] };
+    asked = { prompt: prompt.value, adaptive: adaptive.made.checked, K: Number(K.made.value), temperature: Number(T.made.value), seed: Number(seed.made.value), maxNewTokens: Number(N.made.value), drafter: Object.keys(DRAFTERS)[drafter.made.selectedIndex] };
     drafted.clear("reading the prompt …");
     plain.clear("comes after it: the same prompt");
-    [verdict.textContent, reading.hidden, status.textContent] = ["", true, "Reading the prompt …"];
+    [verdict.textContent, honest.textContent, reading.hidden, status.textContent] = ["", "", true, "Reading the prompt …"];
     text.replaceChildren();
     complain(null);
     going = { id: null, paced, waits: false };
@@ -255,13 +278,12 @@ const start = (root) => {
         status.textContent = "Now the same without drafts …";
         const second = await write(plain, { ...asked, drafter: "plain", maxNewTokens: first.ids.length, paced: false });
         if (second.end !== "cancelled") judge(String(first.ids) === String(second.ids));
-        const telling = drafted.rounds.findIndex((r) => kept(r) && kept(r) < r.drafts.length); // a round in which both happened
-        if (telling >= 0 && !paced) go(telling);
+        if (!paced) goTelling();
       }
       status.textContent = verdict.textContent ? `Done: ${verdict.firstChild.textContent}` : "Stopped.";
     } catch (error) {
       status.textContent = error.code === "cancelled" ? "Stopped." : "";
-      complain(error, status);
+      complain(error);
     }
     for (const lane of [drafted, plain]) if (!lane.rounds.length) lane.clear("–");
     going = null;
@@ -269,43 +291,60 @@ const start = (root) => {
   };
   // What drafts bought, and what a token costs that was thrown away
   const judge = (same) => {
-    const later = (lane) => (lane.rounds.length > 1 ? lane.rounds.slice(1) : lane.rounds); // after the prompt
-    const rate = (lane) => sum(later(lane).map(emitted)) / sum(later(lane).map((r) => r.seconds.draft + r.seconds.target));
-    const times = rate(drafted) / rate(plain), all = sum(drafted.rounds.map((r) => r.drafts.length)), lost = all - sum(drafted.rounds.map(kept));
-    const full = later(drafted).filter((r) => r.drafts.length === asked.K);
-    const one = mean(later(plain).map((r) => r.seconds.target)), v = full.length ? mean(full.map((r) => r.seconds.target)) / one : null;
-    const cost = v && 1000 * (sum(drafted.rounds.map((r) => r.seconds.draft)) / all + Math.max(0, ((v - 1) * one) / asked.K));
+    const rounds = drafted.later(), drafts = rounds.map((r) => r.drafts.length).filter(Boolean), all = sum(drafts), lost = all - sum(rounds.map(kept));
+    const rate = (lane) => (lane.tokens() - 1) / lane.seconds(), times = rounds.length ? rate(drafted) / rate(plain) : 1;
+    const length = [...new Set(drafts)].sort((a, b) => drafts.filter((n) => n === b).length - drafts.filter((n) => n === a).length)[0]; // the most frequent
+    const one = mean(plain.later().map((r) => r.seconds.target)), v = length && mean(rounds.filter((r) => r.drafts.length === length).map((r) => r.seconds.target)) / one;
+    const cost = v && 1000 * (sum(rounds.map((r) => r.seconds.draft)) / all + Math.max(0, ((v - 1) * one) / length));
+    const wins = times >= 1.05, loses = times < 0.95, alone = rounds.length - drafts.length;
     verdict.replaceChildren(
-      make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${times >= 1 ? `and once the prompt is read ${times.toFixed(2)} × as fast` : `and yet slower: ${times.toFixed(2)} × the speed`}. `),
+      make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${wins ? `${times.toFixed(2)} × as fast` : loses ? `and yet slower: ${times.toFixed(2)} × the speed` : `as fast as without drafts (${times.toFixed(2)} ×)`}. `),
       same ? "It is the same text, token for token: drafts decide how soon a token comes, never which. " : "And the texts differ, which is a fault of this page: please report it. ",
-      !all ? "Nothing was drafted: no words came twice." : `Of ${plural(all, "draft token")}, ${lost} were thrown away. `,
-      v ? `A forward over ${asked.K + 1} tokens took ${v.toFixed(2)} times as long as one over a single token, v(${asked.K}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else.` : "");
+      !all ? "Nothing was drafted: no words came twice, or drafts didn’t pay. " : `Of ${plural(all, "draft token")}, ${lost} ${lost === 1 ? "was" : "were"} thrown away. `,
+      v ? `A forward over ${plural(length + 1, "token")} took ${v.toFixed(2)} times as long as one over a single token, v(${length}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else. ` : "",
+      asked.adaptive && alone ? `In ${plural(alone, "round")} of ${rounds.length} the target wrote alone: nothing was found, or the clock said that a draft wouldn’t pay. ` : "",
+      `Time counts from the end of the prompt, which took ${drafted.rounds[0].seconds.target.toFixed(1)} s to read.`);
+    const why = "One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ";
+    const carries = "A GPU, or a big model, waits for its weights: there a few tokens more are nearly free. What carries over from here are the forwards saved.";
+    honest.textContent = (wins ? "Why isn’t it faster still? " : loses ? "Why is it slower? " : "Why is nothing gained? ") + (wins ? "" : !all ? "There was nothing to draft from. " : asked.adaptive
+      ? "Too few of these drafts were right for what they cost, so the clock soon stops drafting; what is lost are the rounds that it took to find out. "
+      : "Too few of these drafts were right for what they cost. Let the clock decide, by “As many as pay”, and it stops drafting. ") + (all ? why + carries : "");
+  };
+  // A run of this page that happened, until there is one of the visitor's
+  const replay = async () => {
+    const answer = await fetch(new URL("recorded.json", import.meta.url)).catch(() => null), found = answer?.ok && await answer.json();
+    if (!found || info || going) return;
+    asked = found.asked;
+    for (const r of found.drafted) { add(drafted, r); read(r); }
+    for (const r of found.plain) add(plain, r);
+    judge(true);
+    goTelling();
+    status.textContent = `A recorded run, on ${found.machine}. For yours, press the button.`;
   };
 
   window.specdec = {
     // {ids, text, rounds, seconds}: new tokens only; it rejects with an Error whose message is one sentence
-    generate: async ({ prompt: question, ids, K = 5, temperature = 0, seed = 1, maxNewTokens = 48, drafter = "lookup" } = {}) => {
+    generate: async ({ prompt: question, ids, K = 5, temperature = 0, seed = 1, maxNewTokens = 48, drafter = "lookup", adaptive: pays = false } = {}) => {
       if (!info) throw failure("bad-input", "The model isn’t loaded yet: press the button that fetches it, or choose its file.");
       if (going) throw failure("bad-input", "The page itself is writing a text: wait for its end, or press Stop.");
-      const found = await engine.generate({ ...(ids === undefined ? { prompt: question } : { ids }), K, temperature, seed, maxNewTokens, drafter, paced: false });
+      const found = await engine.generate({ ...(ids === undefined ? { prompt: question } : { ids }), K, temperature, seed, maxNewTokens, drafter, adaptive: pays, paced: false });
       return { ids: found.ids, text: found.text, rounds: found.rounds, seconds: found.seconds };
     },
   };
 
   root.replaceChildren(
-    make("section", { class: "live-panel", "aria-label": "The model" }, offer, sources, waiting, news, clear, wrong),
-    make("section", { class: "live-panel", "aria-label": "What to decode" }, examples.box, prompt,
-      make("div", { class: "live-choices" }, drafter.box, K.box, T.box, N.box, seed.box), make("div", { class: "live-buttons" }, run, step, stop), status),
+    make("section", { class: "live-panel", "aria-label": "What to decode" }, offer, make("div", { class: "live-ask" }, examples.box, sources, waiting, runs), wrong, reason, news, status, settings, clear),
     make("section", { class: "live-lanes", "aria-label": "Both lanes on one axis of time" }, drafted.box, plain.box,
-      make("p", { class: "live-key" }, ...swatch("prompt", "the prompt is read: the first token"), ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("own", "a forward for one token")), verdict,
-      make("p", { class: "live-honest" }, "Why isn’t it faster still? One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ",
-        "A GPU, or a big model, waits for its weights: there a few tokens more are nearly free. What carries over from here are the forwards saved.")),
+      make("p", { class: "live-key" }, ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("own", "a forward for one token")), verdict, honest),
     reading);
+  told(0);
+  settings.open = root.clientWidth > 760; // on a phone the lanes come first
   drafted.clear("–");
   plain.clear("–");
   clear.hidden = true;
   ready();
   look();
+  replay();
   root.dataset.ready = "true";
 };
 

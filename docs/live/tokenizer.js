@@ -9,6 +9,8 @@ const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u2
 const DIGIT = /(\p{N})/u;
 const WORDS = new RegExp(`'(?:[stmd]|re|ve|ll)| ?\\p{L}+| ?[^${SPACE}\\p{L}]+|[${SPACE}]+(?![^${SPACE}])|[${SPACE}]+`, "gu");
 
+const PIECE = "▯"; // of a character
+
 class Tokenizer {
   constructor(tokens, kinds, merges) {
     this.tokens = tokens;
@@ -55,12 +57,20 @@ class Tokenizer {
       + `<|im_start|>user\n${message}<|im_end|>\n<|im_start|>assistant\n`);
   }
 
-  decode(ids) {
-    return new TextDecoder().decode(Uint8Array.from(ids.flatMap((id) =>
-      [...this.tokens[id]].flatMap((letter) => this.bytes.get(letter) ?? []))));
+  spelled(ids) { // as bytes
+    return Uint8Array.from(ids.flatMap((id) => [...this.tokens[id]].flatMap((letter) => this.bytes.get(letter) ?? [])));
   }
 
-  text(id) { // of one token, to show
-    return this.special.has(id) ? this.tokens[id] : this.decode([id]);
+  decode(ids) { return new TextDecoder().decode(this.spelled(ids)); }
+
+  text(id) { // of one token, to show; a piece of a character has none
+    const text = this.special.has(id) ? this.tokens[id] : this.decode([id]);
+    return text.includes("\ufffd") ? PIECE : text;
+  }
+
+  // Reads a text token by token: a character of several tokens stands at its last.
+  reader() {
+    const decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+    return (id) => (this.special.has(id) ? this.tokens[id] : decoder.decode(this.spelled([id]), { stream: true })) || PIECE;
   }
 }

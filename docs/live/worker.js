@@ -3,7 +3,7 @@
 // (`sample_and_match`): at each place the target chooses its own token, as it would without a draft, and a draft token is
 // kept if it is the same. So drafts never change a text. Held to Python, number by number, by tests/test_live_engine.py.
 "use strict";
-importScripts("sampling.js", "tokenizer.js", "files.js");
+importScripts("sampling.js", "tokenizer.js", "files.js", "pace.js");
 
 const MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf", MODEL_BYTES = 98362432;
 const MODEL_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53";
@@ -246,12 +246,13 @@ const top = (p, tokenizer) => {
   return best.map(([id, prob]) => [id, tokenizer.text(id), prob]);
 };
 
-// The rounds of one text, as `specdec.speculate` makes them. Between two rounds, and between two pieces of the prompt,
-// `pause` lets messages in; it says whether to stop.
-async function* decode(engine, ids, { K, temperature, seed, maxNewTokens, drafter }, pause, progress = () => {}) {
+// The rounds of one text, as `specdec.speculate` makes them: K draft tokens in each, or with `adaptive` as many as pay.
+// Between two rounds, and between two pieces of the prompt, `pause` lets messages in; it says whether to stop.
+async function* decode(engine, ids, { K, temperature, seed, maxNewTokens, drafter, adaptive = false }, pause, progress = () => {}) {
   const { model, head, tokenizer, eos } = engine, rng = new SeededRandom(seed);
   const tokens = [...ids], limit = Math.min(ids.length + maxNewTokens, CAPACITY);
   const at = (row) => distribution(model.row(row), temperature), own = (p) => choose(p, temperature, rng);
+  const spoken = tokenizer.reader(), pace = adaptive && drafter !== "plain" ? new Pace(drafter) : null;
   const told = (p, one) => ({ ...one, text: tokenizer.text(one.id), p: p[one.id], top: top(p, tokenizer) });
   let before = now();
   model.rollback(0);
@@ -264,23 +265,25 @@ async function* decode(engine, ids, { K, temperature, seed, maxNewTokens, drafte
   }
   const p = at((ids.length - 1) % ROWS), first = own(p);
   tokens.push(first.id);
-  yield { start: 0, forwards: 1, drafts: [], emitted: [first.id], token: { ...told(p, first), kind: "plain" }, seconds: { draft: 0, target: now() - before } };
+  yield { start: 0, forwards: 1, drafts: [], emitted: [first.id], token: { ...told(p, first), text: spoken(first.id), kind: "plain" }, seconds: { draft: 0, target: now() - before } };
   const propose = { plain, lookup, head: chain }[drafter](tokens, head, eos);
   while (tokens.length < limit && !eos.has(tokens.at(-1))) {
     before = now();
-    const room = Math.min(K, limit - tokens.length - 1), draft = room > 0 ? propose(room) : [];
+    const room = Math.max(0, Math.min(K, limit - tokens.length - 1)), most = pace && drafter === "head" ? pace.choose(room) : room;
+    const proposed = most ? propose(most) : [], draft = pace && drafter === "lookup" ? proposed.slice(0, pace.choose(proposed.length)) : proposed;
     const n = draft.length, drafted = now();
     model.forward([tokens.at(-1), ...draft]);
     const p = Array.from({ length: n + 1 }, (_, row) => at(row)), found = verify(draft, (i) => own(p[i])), accepted = found.length - 1;
     const seconds = { draft: drafted - before, target: now() - drafted };
     const emitted = found.map(({ id }) => id), end = emitted.findIndex((id) => eos.has(id));
     if (end >= 0) emitted.length = end + 1;
-    const start = tokens.length - ids.length;
+    const start = tokens.length - ids.length, texts = emitted.map(spoken);
     tokens.push(...emitted);
+    pace?.learn(n, accepted, seconds);
     model.rollback(tokens.length - 1); // all but the last, which the next forward reads
     const owns = found.map((one, i) => told(p[i], one));
-    const drafts = draft.map((id, i) => ({ id, text: tokenizer.text(id), p: p[i][id], accepted: i < accepted, own: owns[i] ?? null }));
-    yield { start, forwards: 1, drafts, emitted, seconds, token: { ...owns.at(-1), kind: !n ? "plain" : accepted < n ? "corrected" : "bonus" } };
+    const drafts = draft.map((id, i) => ({ id, text: i < accepted && texts[i] || tokenizer.text(id), p: p[i][id], accepted: i < accepted, own: owns[i] ?? null }));
+    yield { start, forwards: 1, drafts, emitted, seconds, token: { ...owns.at(-1), text: texts[accepted] ?? owns.at(-1).text, kind: !n ? "plain" : accepted < n ? "corrected" : "bonus" } };
     if (await pause()) return;
   }
 }
@@ -295,7 +298,7 @@ const get = async (url, signal, what) => {
   let response;
   try { response = await fetch(url, { signal }); } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Failure("network", `${what} can't be fetched: is the connection down? Try again, or choose the model's file on this machine.`);
+    throw new Failure("network", "The connection is down: go online, and press the button again. What has arrived is kept.");
   }
   if (response.ok) return response;
   throw new Failure("network", `${what} can't be fetched (${response.status}): this site has no weights beside it. Serve it with \`specdec live\`, or choose the model's file.`);
@@ -416,13 +419,14 @@ const whole = (value, low, high, name) => {
 };
 
 // The token ids of a request; everything in it is checked before anything is computed.
-const checked = ({ prompt, ids, K, temperature, seed, maxNewTokens, drafter }) => {
+const checked = ({ prompt, ids, K, temperature, seed, maxNewTokens, drafter, adaptive = false }) => {
   if (!engine) throw new Failure("bad-input", "There is no model yet: load it first.");
   if (!["plain", "lookup", "head"].includes(drafter)) throw new Failure("bad-input", `drafter must be "plain", "lookup" or "head", not ${JSON.stringify(drafter)}.`);
   if (drafter === "head" && !engine.head) throw new Failure("bad-input", "No head was loaded: take the drafter \"lookup\", or load the head's file with the model's.");
   whole(K, 1, ROWS - 1, "K, the draft tokens of a round,");
   whole(seed, 0, 2 ** 32 - 1, "seed");
   whole(maxNewTokens, 1, 2 ** 31, "maxNewTokens");
+  if (typeof adaptive !== "boolean") throw new Failure("bad-input", `adaptive must be true, for as many draft tokens as pay, or false, not ${JSON.stringify(adaptive)}.`);
   if (!(typeof temperature === "number" && temperature >= 0 && temperature < Infinity)) throw new Failure("bad-input", `temperature must be 0 (greedy) or a positive number, not ${JSON.stringify(temperature)}.`);
   if ((prompt === undefined) === (ids === undefined)) throw new Failure("bad-input", "Give either prompt, a text, or ids, a list of token ids.");
   if (ids !== undefined) {

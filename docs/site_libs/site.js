@@ -12,42 +12,50 @@
     return element;
   };
 
-  // Search: an entry must hold every word of the query. Where prose holds them all comes before where code does. Titles
-  // come before headings, headings before text, whole words before beginnings and those before pieces; what is alike
-  // stays in reading order.
+  // Search: an entry must hold every word of the query but those that only make a question of it. Where prose holds them
+  // all comes before where code does. Titles, and the terms that a page is about, come before headings, headings before
+  // text, whole words before beginnings and those before pieces, which a short word has none of: "rate" is not meant by
+  // "generate". What teaches comes before what is built of it; what is alike stays in reading order.
   const wordsOf = (text) => text.toLowerCase().normalize("NFKD").match(/[\p{L}\p{N}_]+/gu) || [];
+  const ASKING = new Set("a an and are can do does for how i in is it my of on the to what when which why with".split(" "));
+  const meant = (text) => {
+    const words = wordsOf(text), some = words.filter((word) => !ASKING.has(word));
+    return some.length ? some : words;
+  };
   const AS_TITLE = [60, 25], AS_HEADING = [40, 15], AS_TEXT = [6, 2], PIECE = 1, WHOLE = 100, IN_CODE = -1000;
+  const LEARN = 30, TOGETHER = 20, SHORT = 4; // points on a page of Learn, of words side by side; letters of a short word
   let loading = null;
   const load = () => loading ||= read().catch((error) => { loading = null; throw error; });  // once, however often asked
   const read = async () => {
     const entries = await (await fetch(`${root}search.json`)).json();
     return entries.map((entry) => {
-      const heading = entry.section || `${entry.page} ${entry.name}`;
-      const names = entry.section ? [entry.section.toLowerCase()] : [entry.page.toLowerCase(), entry.name];
-      const text = `${heading} ${entry.text}`;
-      return {...entry, names, heading: wordsOf(heading), words: new Set(wordsOf(text)), all: text.toLowerCase(),
-              codes: entry.code.toLowerCase().split(" ")};
+      const {page, name, section, terms = []} = entry, heading = section || `${page} ${name}`;
+      const names = section ? [section] : [page, name, ...terms], about = new Set(wordsOf(`${heading} ${terms.join(" ")}`));
+      const text = `${heading} ${entry.text}`, words = wordsOf(text);
+      return {...entry, names: names.map((name) => meant(name).join(" ")), about, heading: wordsOf(heading), words: new Set(words),
+              said: ` ${words.join(" ")} `, all: text.toLowerCase(), codes: entry.code.toLowerCase().split(" ")};
     });
   };
-  const score = (entry, query, terms) => {
-    const [whole, beginning] = entry.section ? AS_HEADING : AS_TITLE;
-    let sum = entry.names.includes(query) ? WHOLE : 0;
+  const score = (entry, terms) => {
+    const [whole, beginning] = entry.section ? AS_HEADING : AS_TITLE, together = terms.join(" ");
+    let sum = entry.names.includes(together) ? WHOLE : 0;
     for (const term of terms) {
-      if (entry.heading.includes(term)) sum += whole;
+      if (entry.about.has(term)) sum += whole;
       else if (entry.heading.some((word) => word.startsWith(term))) sum += beginning;
       else if (entry.words.has(term)) sum += AS_TEXT[0];
       else if ([...entry.words].some((word) => word.startsWith(term))) sum += AS_TEXT[1];
-      else if (entry.all.includes(term)) sum += PIECE;
+      else if (term.length > SHORT && entry.all.includes(term)) sum += PIECE;
       else if (entry.codes.includes(term)) sum += IN_CODE + AS_TEXT[0];
       else if (entry.codes.some((word) => word.startsWith(term))) sum += IN_CODE + AS_TEXT[1];
       else return -Infinity;
     }
-    return sum;
+    if (terms.length > 1 && entry.said.includes(` ${together} `)) sum += TOGETHER;
+    return sum + (entry.learn ? LEARN : 0);
   };
   const search = (index, text) => {
-    const query = text.trim().toLowerCase(), terms = wordsOf(query), seen = new Map();
+    const terms = meant(text), seen = new Map();
     if (!terms.length) return [];
-    const found = index.map((entry) => ({entry, score: score(entry, query, terms)})).filter((hit) => hit.score > -Infinity);
+    const found = index.map((entry) => ({entry, score: score(entry, terms)})).filter((hit) => hit.score > -Infinity);
     found.sort((a, b) => b.score - a.score);
     return found.filter(({entry}) => {  // at most two places of one page
       const page = entry.href.split("#")[0], before = seen.get(page) || 0;
@@ -68,7 +76,7 @@
     const input = one("input", box), results = one(".site-results", box);
     let active = -1;
     const show = async () => {
-      const terms = wordsOf(input.value);
+      const terms = meant(input.value);
       if (input.value.trim().length < 2) { results.hidden = true; return; }
       const hits = search(await load(), input.value);
       active = -1;
@@ -125,7 +133,11 @@
   });
 
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") { open(false); close(); }
+    if (event.key === "Escape") {
+      if (contents?.open && contents.contains(document.activeElement)) one("summary", contents).focus();  // not lost
+      open(false);
+      close();
+    }
     const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(document.activeElement.tagName);
     if ((event.key === "/" && !typing) || (event.key === "k" && (event.ctrlKey || event.metaKey))) {
       event.preventDefault();

@@ -85,10 +85,11 @@
     const address = () => `#${new URLSearchParams(at)}`;
 
     const firstSpot = (run) => ({ token: run.first, status: "target", i: 0 });
-    let at = opening, clock = 0, playing = false, frame = 0, timer = 0, last = 0;
+    let at = opening, clock = 0, playing = false, guided = false, frame = 0, timer = 0, last = 0;
 
     // Every change goes through here.
     const go = (change) => {
+      if (guided) tour(null); // it speaks of one round, and a reader has gone on alone
       const before = find(at);
       at = { ...at, ...change };
       const run = find(at), most = run.rounds.length;
@@ -216,7 +217,9 @@
       const speculative = lane("Speculative decoding", "speculative", run.ends, (i) => (i ? run.rounds[i - 1].emitted : 1), (i) => (!i ? "prompt" : run.rounds[i - 1].accepted ? "kept" : "own"));
       const alone = lane("Plain decoding", "plain", plain.ends, () => 1, (i) => (i ? "own" : "prompt"));
       parts.longest = longest;
+      const swatch = (kind, words) => make("span", {}, make("span", { class: `recorded-swatch recorded-forward-${kind}` }), words);
       lanes.replaceChildren(alone, speculative, make("div", { class: "recorded-axis", "aria-hidden": "true" }, ...ticks),
+        make("p", { class: "recorded-legend" }, "A box is a forward of the target, with the draft before it: ", swatch("prompt", "it reads the prompt"), swatch("kept", "it kept guesses; the number says how many tokens came"), swatch("own", "one token")),
         make("p", { class: "recorded-verdict" }, `Seconds on ${data.threads === 1 ? "one core" : `${data.threads} cores`} of a CPU, medians of ${data.repeats} runs. ` +
           `Plain ${plain.ends.at(-1).toFixed(2)} s for ${plain.ends.length} tokens, speculative ${run.ends.at(-1).toFixed(2)} s for ${sum(run.rounds) + 1}: ${rate(plain.ends, plain.ends.length, run.ends, sum(run.rounds) + 1)}.`));
     };
@@ -350,11 +353,12 @@
     const guide = make("section", { class: "recorded-guide", "aria-label": "One round, explained in six captions" });
     const reopen = button("explain", "Explain a round", () => tour(0, true));
     const captions = () => {
-      const r = find(at).rounds[at.round - 1], n = r.draft.length, i = r.accepted, ratio = (j) => digits(Math.min(1, r.p[j] / r.q[j]));
+      const r = find(at).rounds[at.round - 1], n = r.draft.length, i = r.accepted, share = (j) => Math.min(1, r.p[j] / r.q[j]), ratio = (j) => digits(share(j));
+      const least = r.draft.slice(0, i).reduce((found, _, j) => (share(j) < share(found) ? j : found), 0); // what was kept with the least chance says most
       return [
         ["The draft guesses", `Something cheap, here ${drafters[at.draft][0]}, has guessed ${n} tokens. They stand in one row, with what became of each.`, strip, i],
-        ["The target reads all guesses at once", "One forward of the target, the framed box on the lower lane, gives p for every guess. It takes little longer than the forward for one token.", lanes, i],
-        ["Each guess is kept or not", `From the left: a guess is kept if a random number u is below min(1, p/q). For ${quote(r.draft[i - 1])}, ${digits(r.u[i - 1])} is below ${ratio(i - 1)}: kept.`, lens, i - 1],
+        ["The target reads all guesses at once", "One forward of the target, in the framed box on the lower lane, gives p for every guess. It takes little longer than the forward for one token.", lanes, i],
+        ["Each guess is kept or not", `From the left: a guess is kept if a random number u is below min(1, p/q). For ${quote(r.draft[least])}, p = ${digits(r.p[least])} and q = ${digits(r.q[least])}; ${digits(r.u[least])} is below ${ratio(least)}: kept.`, lens, least],
         ["The first that fails", `For ${quote(r.draft[i])}, ${digits(r.u[i])} is not below ${ratio(i)}: rejected, and every guess after it is thrown away untried.`, lens, i],
         ["Another in its place", `The same forward says what comes instead: ${quote(r.own)}, drawn from the residual, max(p − q, 0). Had all guesses stood, it would have given one token on top, the bonus.`, lens, i + 1],
         ["Count", `${i + 1} tokens from one forward; plain decoding, on the upper lane, makes ${i + 1} forwards of them. And the text is distributed just as without drafts. Now press Step, Play, or any token.`, lanes, i + 1],
@@ -368,7 +372,9 @@
     };
     const tour = (i, focus = false) => {
       play(false);
-      root.classList.toggle("recorded-guided", i !== null);
+      guided = i !== null;
+      root.classList.toggle("recorded-guided", guided);
+      root.classList.toggle("recorded-led", guided && focus); // then it stays in sight, beside what it speaks of
       for (const each of [strip, lanes, lens]) each.classList.remove("recorded-shown");
       if (i === null) {
         guide.replaceChildren(reopen);
@@ -405,7 +411,7 @@
       go(asked);
     });
 
-    root.replaceChildren(guide, controls, question, status, lanes, text, strip, key, lens,
+    root.replaceChildren(make("div", { class: "recorded-stage" }, guide, controls, question, status, lanes, text, strip, key, lens),
       ...(alone ? averages.parts : [make("p", { class: "recorded-more" }, more)]));
     root.dataset.ready = "true"; // the box has its own measures from here on
     const asked = read();
