@@ -284,7 +284,7 @@ def test_layers_and_sizes(target):
     assert feature_layers(30) == (7, 18, 29) and feature_layers(3) == (0, 1, 2)
     for depth in (3, 4, 5, 12, 30, 80):
         assert len(set(feature_layers(depth))) == 3 and max(feature_layers(depth)) < depth
-    for layers in ((1, 1, 2), (2, 1), (), (0, 5), (-1, 2)):  # 5 is the state after the final norm
+    for layers in ((1, 1, 2), (2, 1), (), (0, 6), (-1, 2)):  # 5 is the state after the last layer
         with pytest.raises(InputError, match="rising"): head_config(target, 8, layers=layers)
     for size in (0, V + 1, True, 8.0):
         with pytest.raises(InputError, match="part of the target's"): head_config(target, size)
