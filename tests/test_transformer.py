@@ -26,7 +26,7 @@ from specdec.drafters.model import ModelDrafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.models.hub import fetch, load_transformers
-from specdec.models.llama import Llama
+from specdec.models.llama import Llama, rms_norm
 from specdec.models.loading import load_model
 from specdec.models.transformers import TransformersLM
 from specdec.sampling import SamplingParams, SeededRandom
@@ -205,6 +205,8 @@ def test_default_model_equals_transformers():
         output = reference(ids, output_hidden_states=True)
     logits, features = model.forward(ids, model.new_cache(40), layers=(7, 18, 30))
     assert difference(logits, output.logits) <= 1e-5
+    *inner, last = features.chunk(3, -1)  # transformers hands out the last state behind the final norm, we before it
+    features = torch.cat([*inner, rms_norm(last, model.norm, model.config.rms_norm_eps)], -1)
     assert difference(features, torch.cat([output.hidden_states[i] for i in (7, 18, 30)], -1)) <= 1e-5
     assert difference(in_pieces(model, ids, [20, 1, 1, 6, 12]), output.logits) <= 1e-5
 

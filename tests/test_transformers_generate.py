@@ -2,7 +2,7 @@
 import copy
 import warnings
 from collections import deque
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -151,6 +151,7 @@ def test_a_batch_shares_forwards(drafter, llama, draft):
     generate(llama, ids, attention_mask=mask)  # tried once
     def forwards(ids, mask):
         seen, inner = [], llama.forward
+        @wraps(inner)
         def watched(*args, **named):
             if named["input_ids"].shape[1] > 1 or drafter is None: seen.append(len(named["input_ids"]))
             return inner(*args, **named)
@@ -197,6 +198,7 @@ def test_a_module_that_reads_a_batch_otherwise_reads_alone(change, llama):
     "It is tried on two texts before a batch is trusted to it."
     odd, name = copy.deepcopy(llama), "attention_mask" if "mask" in change else "position_ids"
     inner = odd.forward
+    @wraps(inner)
     def forward(input_ids=None, attention_mask=None, position_ids=None, **named):
         given = dict(attention_mask=attention_mask, position_ids=position_ids) | {name: None}
         return inner(input_ids=input_ids, **given, **named)

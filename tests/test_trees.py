@@ -21,6 +21,7 @@ from specdec.loop import decide, speculate
 from specdec.lossless.enumerate import exact_distribution
 from specdec.models.batch import ancestry, keep_rows, places, read_tree
 from specdec.models.linear import FEW
+from specdec.models.llama import rms_norm
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 
@@ -53,11 +54,14 @@ def test_each_node_reads_its_own_path(tmp_path, tree, dtype):
     cache = target.new_cache(48)
     target.forward(torch.tensor([PROMPT[:-1]]), cache)
     logits, features = read_tree(target, PROMPT[-1], tree, cache, layers=(1, 5))
+    def normed(of_it):
+        first, last = of_it.chunk(2, -1)
+        return torch.cat([first, rms_norm(last, target.norm, target.config.rms_norm_eps)], -1)
     for node in range(-1, len(tree.tokens)):
         alone, of_it = target.forward(torch.tensor([PROMPT + said(tree, path_to(tree, node))]), layers=(1, 5))
         torch.testing.assert_close(logits[node + 1], alone[0, -1], rtol=0, atol=2e-5 if dtype == torch.float32 else .1)
-        torch.testing.assert_close(
-            features[node + 1], of_it[0, -1], rtol=0, atol=2e-5 if dtype == torch.float32 else .2
+        torch.testing.assert_close(  # the last state is large before the final norm, which the bound was made for
+            normed(features[node + 1]), normed(of_it[0, -1]), rtol=0, atol=2e-5 if dtype == torch.float32 else .2
         )
 
 

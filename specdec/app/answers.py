@@ -25,6 +25,7 @@ from specdec.models.files import (
 )
 from ..models.hub import encode, find_model, folder_digest
 from ..drafters.load import drafter_name, find_drafter
+from ..engine.plan import own_K
 from ..pair import Pair, place_named
 from ..options import Prompt, rule_name
 
@@ -158,6 +159,7 @@ def run_asked(pair: Pair, method: str, settings: dict, ids: list[list[int]], # o
     "What a run is asked, and by which models: all that its answers depend on, but the machine."
     target, plain, settings = pair.target, method == "plain", dict(settings)
     verify, grammar = settings.pop("verify", None), settings.pop("grammar", None)
+    if settings.get("K") is None: settings["K"] = own_K(vars(pair).get("drafter"))
     digest = target.digest or folder_digest(find_model(target.name or "", revision))
     schema = getattr(grammar, "schema", None)
     return parse_json(json.dumps(settings | {  # as a line will hold it

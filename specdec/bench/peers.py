@@ -9,7 +9,6 @@ __all__ = ['PeersConfig', 'bench_peers']
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from inspect import signature
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +20,13 @@ from .grid import Cell, Way, cells_of
 from .methods import LLAMACPP, PROBES, llamacpp_missing
 from .prompts import first_prompts, packaged
 from .run import Measured, Record, environment, measure, put_away, rendered
+from ..engine.plan import K as USUAL_K # what a user gets who says nothing
 from ..errors import ModelError, require_int
 from ..models.devices import pick_device
 from ..models.files import fingerprint, local_path
 from ..models.hub import encode, prompts, sha256
 from ..models.loading import load
 from ..models.protocol import CausalLM
-from ..pair import Pair
 from ..result import Round
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15
@@ -115,7 +114,6 @@ class PeersConfig:
 # %% ../../nbs/bench/01_peers.ipynb #cda2ba44
 LEFT_OUT = "it was to be left out."
 ON_CPU = "it is compared on a CPU only, as other precisions are."
-USUAL_K: int = signature(Pair.generate).parameters["K"].default # what a user gets who doesn't say
 
 def peers_ways(config: PeersConfig, own: str,     # the dtype of the run
                leave_out: Sequence[str] = (),     # names
