@@ -59,7 +59,7 @@ def test_rows_of_q_are_those_of_the_batched_net(target, name):
     features = read(target, text, block.config.layers)
     anchors = torch.tensor([3, 11, 7, 0])
     of = torch.tensor([0, 1, 1, 0])
-    with torch.no_grad(): states = block.states(text, features, of, anchors, 4)
+    with torch.no_grad(): states = block.states(text, features, of, anchors, block.config.most)[:, :4]
     for i, (row, anchor) in enumerate(zip(of.tolist(), anchors.tolist())):
         known = text[row, :anchor + 1].tolist()
         state = BlockDrafter(block, target).start(known, features[row, :anchor], 30)
@@ -218,7 +218,7 @@ class ReportsMarginalsState(BlockState):
     @torch.inference_mode()
     def propose(self, K, sampling, rng):
         draft = super().propose(K, sampling, rng)
-        states = self.block.states(self.last, len(draft.tokens), self.cache)
+        states = self.block.states(self.last, self.block.config.most, self.cache)[:, :len(draft.tokens)]
         q = torch.zeros_like(draft.q)
         q[:, self.block.tokens] = sampling.probs(self.block.lm_head(states)[0])
         return replace(draft, q=q)
@@ -232,7 +232,7 @@ class CutsByTheDroppedState(BlockState):
     @torch.inference_mode()
     def propose(self, K, sampling, rng):
         draft = super().propose(K, sampling, rng)
-        states = self.block.states(self.last, len(draft.tokens), self.cache)[0]
+        states = self.block.states(self.last, self.block.config.most, self.cache)[:, :len(draft.tokens)][0]
         for i, token in enumerate(draft.tokens):
             trust, others = (self.block.confidence(states[i], x) for x in (token, 2 - token))  # 0 or 2 is drafted
             if trust < others: return draft.up_to(i)

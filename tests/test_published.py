@@ -61,7 +61,7 @@ def test_saved_and_loaded(target, tmp_path, name, tokens):
     assert again.state_dict().keys() == head.state_dict().keys() and all(
         torch.equal(a, b) for a, b in zip(again.state_dict().values(), head.state_dict().values())
     )
-    assert replace(again.config, decoder=None) == replace(head.config, decoder=None)
+    assert replace(again.config, decoder=None, K=None) == replace(head.config, decoder=None) and again.config.K == 5
     with pytest.raises(InputError, match="share_embedding"): again.embed(tokens)
     tokens = torch.randint(V, (1, 9))
     features = read(target, tokens, head.config.layers)

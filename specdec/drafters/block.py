@@ -398,7 +398,8 @@ class BlockState:
         K = min(K, block.config.most, room)
         if K < 1: return Draft([])
         self.read_on(unread)
-        states = block.states(self.last, K, self.cache)
+        # all rows, as in training: they see each other, so fewer of them would say something else
+        states = block.states(self.last, block.config.most, self.cache)[:, :K]
         logits = check_logits(block.lm_head(states)[0], "The block")
         drawn = sampling.temperature > 0
         marginals = None if block.w1 is not None else sampling.probs(logits) if drawn else logits
@@ -462,7 +463,7 @@ class BlockDrafter(DrafterBase):
 
     def on_device(self, target: Llama, K: int, capacity: int) -> "BlockOnDevice":
         "The same with fixed shapes."
-        return BlockOnDevice(self, capacity)
+        return BlockOnDevice(self, capacity + self.block.config.block_size)
 
 # %% ../../nbs/drafters/29_block.ipynb #b10c0047
 class BlockOnDevice:
@@ -498,11 +499,14 @@ class BlockOnDevice:
                 generator: torch.Generator | None) -> DeviceDraft:
         "One forward, then K draws."
         block, (before, last) = self.block, sequence.ending(1)
-        rows = K + block.skipped
+        rows = block.config.block_size
         at = last + torch.arange(rows, device=last.device)
         ids = torch.cat((before, self.mask_token.expand(rows - 1)))[None]
         seen = torch.arange(self.cache.capacity, device=last.device) <= at[-1:]
         states = block.forward(ids, self.where(at), self.cache, seen[None, None, None])
+        # a K above the block's: its last row again, for the shape; `room` leaves them out
+        some = torch.arange(K, device=last.device).clamp(max=block.config.most - 1)
+        states = states.index_select(1, some)
         logits, chain = block.lm_head(states)[0], ChainBuilder(block.tokens, self.vocab_size)
         for row in logits.split(1):
             if block.w1 is not None and block.w2 is not None:
