@@ -365,6 +365,7 @@ def test_a_compiled_module_is_looked_through_and_called():
 
 
 def test_a_compiled_module_that_cannot_be_read_says_how():
+    torch._dynamo.reset()  # what earlier tests have compiled is not compiled again
     def backend(graph, inputs): raise RuntimeError("no compiler here")
     with pytest.raises(ModelError, match=r"LlamaForCausalLM can't be .*no compiler here.*model\._orig_mod\) serves it"):
         TransformersLM(torch.compile(random_model(LLAMA), backend=backend))

@@ -6,13 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers_drafters import DRAFT, PROMPT, TINY, V, difference, error, proposals, random_target, read
+from helpers_drafters import DRAFT, TINY, V, difference, error, proposals, random_target, read
 from specdec.drafters.block import BlockDrafter, BlockState, FastBlock, init_block, load_block, save_block
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
-from specdec.lossless.black_box import check_decoder
-from specdec.lossless.enumerate import exact_distribution
 from specdec.sampling import SamplingParams, SeededRandom
 
 MARKOV = dict(markov_rank=4)
@@ -285,23 +283,6 @@ def test_a_wrong_q_or_cut_has_another_distribution(tiny, wrong):
     block = random_block(tiny, torch.tensor([0, 2]), **TRUST)
     assert error(tiny, BlockDrafter(block, tiny), SamplingParams(1.0), 2) < 1e-6
     assert error(tiny, wrong(block, tiny), SamplingParams(1.0), 2) > 1e-3
-
-
-def test_the_check_of_black_boxes_notices(tiny):
-    "Texts drawn from the distribution that each decoder has, exactly."
-    block = random_block(tiny, torch.tensor([0, 2]), **TRUST)
-
-    def verdict(kind):
-        def program(rng):
-            rounds = speculate(tiny, kind(block, tiny), PROMPT, SamplingParams(1.0), rng, 2, 4)
-            return tuple(token for r in rounds for token in r.emitted)
-        texts, weights = zip(*exact_distribution(program).items())
-        weights = torch.tensor([float(weight) for weight in weights])
-
-        def generate(prompt, n, seed): return list(texts[SeededRandom(seed).categorical(weights)][:n])
-        return check_decoder(generate, tiny, PROMPT, length=4, samples=26_000, distance=.04, progress=False)
-    assert verdict(BlockDrafter).lossless
-    for wrong in WRONG: assert not verdict(wrong).lossless
 
 
 # in a folder
