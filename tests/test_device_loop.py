@@ -460,7 +460,8 @@ def test_greedy_text_is_that_of_the_other_loop(seed, K, length, room, ends):
         found, expected = (run(target, drafter, prompt, K=K, room=room, ends=ends) for run in (decode, reference))
         assert tokens_of(found) == tokens_of(expected), name
         past_the_end = any(ends & set(r.drafted) for r in found)  # the other loop's drafters stop there
-        goes_on = name in ("n-gram", "n-gram of two", "hybrid of models")  # where the text ends, the host's n-gram lookup does
+        # where the text ends, the host's n-gram lookup goes on
+        goes_on = name in ("n-gram", "n-gram of two", "hybrid of models")
         if name == "hybrid":  # at the end of its room, the host's chooses among shorter drafts
             found, expected = (with_room_for(K, rounds, room) for rounds in (found, expected))
         if not goes_on and not past_the_end: assert found == expected, name
