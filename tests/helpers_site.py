@@ -114,7 +114,12 @@ LOOKS = """async () => {
   const lines = (e) => {
     const range = document.createRange();
     range.selectNodeContents(e);
-    return new Set([...range.getClientRects()].map((r) => Math.round(r.top / 8))).size;
+    let below = -Infinity, count = 0;  // a box round code is taller than its text, and on the same line
+    for (const r of [...range.getClientRects()].sort((a, b) => a.top - b.top)) {
+      if ((r.top + r.bottom) / 2 > below) count += 1;
+      below = Math.max(below, r.bottom);
+    }
+    return count;
   };
   const cells = [...main.querySelectorAll('td')].filter((e) => shown(e)
     && /^[-+−]?[\\d.]+( \\([\\d.]+ to [\\d.]+\\))?$/.test(e.innerText.trim()));

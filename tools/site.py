@@ -63,7 +63,7 @@ EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'  # how nbd
 ENTRY = "#| echo: false\n#| output: asis\nshow_doc("  # and an entry on what it exports
 LINKED = re.compile(r"\[(`([\w.]+)(?:\(\))?`)\]\((https?://[^)\s]+)\)")  # a name in prose, as nbdev links it
 SOURCE = re.compile(r"(/blob/[^/]+/)[^)\s]*#L\w+")  # the end of nbdev's link to a line of the repository
-NAME = re.compile(r"[A-Za-z_]\w{2,}")
+NAME = re.compile(r"\b(?=[a-z]*[A-Z_0-9])[A-Za-z_]\w{2,}")
 SHOWN_PICTURE = re.compile(r'<img\b[^>]*?\bsrc="([^":]+\.(?:svg|png))"[^>]*>')
 DRAWN = re.compile(r'\s(width|height|viewBox)="([^"]*)"')
 PIXELS = {"": 1, "px": 1, "pt": 4 / 3}

@@ -297,7 +297,7 @@ def test_ctrl_c_keeps_what_is_finished_and_frees_the_machine(head, tmp_path, int
             kept.append(result)
             if len(kept) == 4: threading.Timer(.5, signal.raise_signal, [signal.SIGINT]).start()
     done = [cell for cell, *_ in kept]
-    assert {*range(4)} <= {*done} and len(done) == len({*done})
+    assert len(done) == len({*done}) >= 4  # in the order in which they end, which is nearly that in which they begin
     ended = (tmp_path / "notes").read_text().count("end")
     assert len(kept) <= ended <= len(kept) + 2 < 1000  # what ended while they were stopped is lost
     with pytest.raises(ProcessLookupError):
