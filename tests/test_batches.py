@@ -233,7 +233,7 @@ def test_texts_share_their_forwards(monkeypatch):
 
 def test_texts_ask_in_one_product_where_their_bits_differ_anyway(monkeypatch):
     def apart(*_): raise AssertionError("asked apart")
-    monkeypatch.setattr("specdec.models.batch.invariant_answer", apart)
+    monkeypatch.setattr("specdec.models.linear.invariant_answer", apart)
     for model in (filled(tiny()), tiny()):
         cache = BatchCache(model, 2, 16)
         for _ in range(2): cache.join()

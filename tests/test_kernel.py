@@ -141,6 +141,48 @@ def test_norm_gate_and_residual_are_taken_in():
 
 
 @native
+@pytest.mark.parametrize("heads, kv_heads, size", [(9, 3, 64), (12, 2, 128), (4, 4, 16), (10, 1, 80)])
+def test_attention_is_that_of_the_places_seen(heads, kv_heads, size):
+    """As float64 has it; and, to the bit, what the token gets alone, by any number of threads, and where the places
+    that it doesn't see aren't there: so a tree's branch gets what a row gets."""
+    generator = torch.Generator().manual_seed(size)
+    q = torch.randn(1, heads, 7, size, generator=generator)
+    k, v = torch.randn(2, 1, kv_heads, 70, size, generator=generator)
+    seen = torch.rand(7, 60, generator=generator) < .4
+    seen[:, 0] = True
+    mask = torch.zeros(7, 1, 1, 60).masked_fill_(~seen[:, None, None], -torch.inf)
+    found = kernel.kernel_attention(q, k, v, mask)
+    exact = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k[:, :, :60].double(), v[:, :, :60].double(), mask.double()[:, 0, 0], enable_gqa=True)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=3e-6)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(kernel.kernel_attention(q, k, v, mask), found)
+    finally: torch.set_num_threads(threads)
+    k[:, :, 60:], v[:, :, 60:] = torch.nan, torch.nan  # nothing past the mask is read
+    for i, row in enumerate(seen):
+        some = (t[:, :, :60][:, :, row] for t in (k, v))
+        alone = kernel.kernel_attention(q[:, :, i:i + 1], *some, torch.zeros(1, 1, 1, int(row.sum())))
+        assert torch.equal(alone, found[:, :, i:i + 1])
+    texts = kernel.kernel_attention(q.transpose(0, 2), k.expand(7, -1, -1, -1), v.expand(7, -1, -1, -1), mask)
+    assert torch.equal(texts.transpose(0, 2), found)  # a token each of seven texts
+
+
+@native
+def test_attention_checks_its_arguments():
+    q, k = torch.zeros(1, 4, 2, 16), torch.zeros(1, 2, 8, 16)
+    mask = torch.zeros(2, 1, 1, 8)
+    assert kernel.kernel_attention(q, k, k, mask).shape == q.shape
+    for wrong in [(q.double(), k, k, mask), (q, k.bfloat16(), k, mask), (q, k[..., :8], k[..., :8], mask),
+                  (q, k, k[:, :, :4], mask), (q, k[:, :, :4], k[:, :, :4], mask), (q, k, k, mask[:1]),
+                  (q[:, :3], k, k, mask), (q.expand(2, -1, -1, -1), k, k, mask),
+                  (q[..., :8], k[..., :8], k[..., :8], mask),
+                  (q, k.expand(3, -1, -1, -1), k.expand(3, -1, -1, -1), mask)]:
+        with pytest.raises(InputError, match="isn't for this kernel"): kernel.kernel_attention(*wrong)
+
+
+@native
 def test_what_is_no_number_stays_none():
     layer = FileLinear([packed_tiles(random_blocks("Q4_1", 48, 96), "Q4_1")])
     x = torch.randn(3, 96)
@@ -159,8 +201,8 @@ def test_arguments_are_checked():
             (lambda: layer(torch.randn(2, 95)), "reads 96 numbers on the CPU, not 95"),
             (lambda: layer(torch.empty(2, 96, device="meta")), "reads 96 numbers on the CPU, not 96 on meta"),
             (lambda: layer(torch.randn(2, 96), gated=True), "reads 192 numbers on the CPU, not 96"),
-            (lambda: layer(torch.randn(2, 96), torch.ones(95)), "A norm has 96 weights in float32"),
-            (lambda: layer(torch.randn(2, 96), rest=torch.ones(2, 47)), r"added has the shape \[2, 48\]"),
+            (lambda: layer(torch.randn(2, 96), torch.ones(95)), "A norm has a weight in float32 for each number read"),
+            (lambda: layer(torch.randn(2, 96), rest=torch.ones(2, 47)), r"added has the shape of what comes out"),
             (lambda: FileLinear([tiles, narrow]), r"have one width, not \[96, 32\]"),
             (lambda: FileLinear([tiles], torch.zeros(47)), r"A bias for 48 outputs is needed, not \[47\]"),
             (lambda: packed_tiles(torch.zeros(4, 19, dtype=torch.uint8), "Q4_1"), "whole blocks of 20 bytes"),
@@ -359,6 +401,7 @@ library.packed_bytes.argtypes, library.scratch_bytes.argtypes = [ctypes.c_int, n
 library.pack.argtypes = [ctypes.c_int, pointer, number, number, pointer]
 library.linear.argtypes = [pointer, number, pointer, number, number, pointer, ctypes.c_float, ctypes.c_int, pointer,
                            pointer, pointer, pointer, pointer, ctypes.c_int]
+library.attention.argtypes = [*[pointer] * 7, ctypes.c_float, pointer, ctypes.c_int]
 kinds = [(32, 18), (32, 20), (32, 22), (32, 24), (32, 34), (256, 144), (256, 176), (256, 210)]
 random.seed(0)
 def room(size, filled=False): # of its own, so that what lies outside is noticed
@@ -385,6 +428,17 @@ for _ in range(int(sys.argv[2])):
     library.linear((number * len(parts))(*parts), len(parts) // 3, x, n, inputs, None if gated else norm, .1, gated,
                    bias, rest, y, scratch, None, 1)
     for one in (x, y, bias, rest, norm, scratch, *held): libc.free(one)
+    kv_heads, each, head, places = (random.randint(1, most) for most in (3, 9, 5, 40))
+    heads, head = kv_heads * each, 16 * head
+    asks, text = n * heads * head, kv_heads * places * head
+    steps = heads * head, head, 0, places * head, 0, places * head, places
+    sizes = (number * 12)(n, heads, kv_heads, head, places, *steps)
+    sizes_of = asks, text, text, n * places, asks, n * (heads + kv_heads) * places
+    buffers = [room(4 * size, i < 3) for i, size in enumerate(sizes_of)]
+    mask = (ctypes.c_float * (n * places)).from_address(buffers[3])
+    for i in range(n * places): mask[i] = -random.randint(0, i % places)  # of each token, a place at least
+    library.attention(*buffers, sizes, .1, None, 1)
+    for one in buffers: libc.free(one)
 print("whole")
 """
 

@@ -132,7 +132,7 @@ def test_both_layouts_are_the_same_model(tmp_path, monkeypatch):
 def test_many_sequences_are_each_what_they_are_alone(tmp_path, monkeypatch):
     "Of more than a few sequences the heads aren't folded; each one's logits are, within bfloat16's spread, its own."
     model, folds = stored(random_model(FAMILIES["smollm2-tied"]), tmp_path, torch.bfloat16), []
-    attend = lambda q, k, v, mask, fold, apart=(): folds.append(fold) or grouped_attention(q, k, v, mask, fold, apart)
+    attend = lambda q, k, v, mask, fold, *rest: folds.append(fold) or grouped_attention(q, k, v, mask, fold, *rest)
     monkeypatch.setattr(llama, "grouped_attention", attend)
     ids = torch.randint(0, V, (FEW + 1, 9), generator=torch.Generator().manual_seed(0))
     def read(rows):

@@ -59,6 +59,7 @@ typedef __m512 vf;
 #define fmul(a, b) _mm512_mul_ps(a, b)
 #define fma_(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define put(p, a) _mm512_storeu_ps(p, a)
+#define get(p) _mm512_loadu_ps(p)
 INLINE vi dot(int bits, vi s, vi w, vi x) {
   if (bits == 8) w = _mm512_xor_si512(w, _mm512_set1_epi8(-128)); // unsigned: 128 more, see OFFSET8
   return _mm512_dpbusd_epi32(s, w, x);
@@ -87,6 +88,7 @@ typedef __m256 vf;
 #define fmul(a, b) _mm256_mul_ps(a, b)
 #define fma_(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define put(p, a) _mm256_storeu_ps(p, a)
+#define get(p) _mm256_loadu_ps(p)
 #define counts(p) _mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(p)))
 #define wide(p, sign) (sign ? _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)(p))) : counts(p))
 #if defined(__AVXVNNI__)
@@ -144,6 +146,7 @@ INLINE vf floats(vi a) { return (vf){(float)a[0], (float)a[1], (float)a[2], (flo
 INLINE vf fsplat(float x) { return (vf){x, x, x, x}; }
 #define fmul(a, b) ((a) * (b))
 INLINE void put(float *p, vf a) { memcpy(p, &a, 16); }
+INLINE vf get(const float *p) { vf a; memcpy(&a, p, 16); return a; }
 #if defined(__ARM_FEATURE_DOTPROD)
 #define NAME "NEON with dot product"
 INLINE vf halves(const byte *p) {
@@ -403,6 +406,113 @@ void linear(const Part *parts, int64_t count, const float *x, int64_t n, int64_t
 }
 int64_t scratch_bytes(int64_t n, int64_t in) {
   return n * (in * (int64_t)sizeof(float) + in / BLOCK * (int64_t)(sizeof(Info) + BLOCK));
+}
+
+// --- attention of new tokens to a text: each asks on its own, by what it may see
+typedef struct {
+  const float *q, *k, *v, *mask; // [n][heads][size]; [kv heads][places][size], twice; [n][places], below 0: hidden
+  float *y, *scores;             // [n][heads][size]; [n][heads + kv heads][places]
+  int64_t n, heads, kv_heads, size, places, q_row, q_head, k_text, k_head, v_text, v_head, mask_row; // steps, in numbers
+  float scale;
+  int next;
+} Attention;
+
+#define HEADS 4 // query heads that share a key once it is in a register
+#define VECTORS (TILE / LANES)
+
+INLINE float summed(const vf *of) {
+  float sums[TILE];
+  for (int l = 0; l < VECTORS; l++) put(sums + l * LANES, of[l]);
+  for (int w = TILE / 2; w; w /= 2)
+    for (int i = 0; i < w; i++) sums[i] += sums[i + w];
+  return sums[0];
+}
+
+// n heads of one token, by their keys: scores of the places that it sees.
+INLINE void score(int n, const Attention *a, const float *q, const float *k, const int32_t *at, int64_t seen, float *scores) {
+  for (int64_t i = 0; i < seen; i++) {
+    const float *key = k + at[i] * a->size;
+    vf sums[HEADS][VECTORS];
+    for (int h = 0; h < n; h++)
+      for (int l = 0; l < VECTORS; l++) sums[h][l] = fsplat(0);
+    for (int64_t d = 0; d < a->size; d += TILE)
+      for (int l = 0; l < VECTORS; l++) {
+        vf part = get(key + d + l * LANES);
+        for (int h = 0; h < n; h++) sums[h][l] = fma_(get(q + h * a->q_head + d + l * LANES), part, sums[h][l]);
+      }
+    for (int h = 0; h < n; h++) scores[h * a->places + i] = summed(sums[h]) * a->scale;
+  }
+}
+
+static void softmax(float *row, int64_t size) {
+  float most[TILE], sums[TILE] = {0}, top = row[0], sum = 0;
+  int64_t whole = size / TILE * TILE;
+  for (int j = 0; j < TILE; j++) most[j] = row[0];
+  for (int64_t i = 0; i < whole; i += TILE)
+    for (int j = 0; j < TILE; j++) most[j] = row[i + j] > most[j] ? row[i + j] : most[j];
+  for (int64_t i = whole; i < size; i++) most[0] = row[i] > most[0] ? row[i] : most[0];
+  for (int j = 0; j < TILE; j++) top = most[j] > top ? most[j] : top;
+  for (int64_t i = 0; i < size; i++) row[i] = exponential(row[i] - top);
+  for (int64_t i = 0; i < whole; i += TILE)
+    for (int j = 0; j < TILE; j++) sums[j] += row[i + j];
+  for (int64_t i = whole; i < size; i++) sums[i - whole] += row[i];
+  for (int j = 0; j < TILE; j++) sum += sums[j];
+  for (int64_t i = 0; i < size; i++) row[i] *= 1 / sum;
+}
+
+// The values of the places, each times its share.
+INLINE void gather(int n, const Attention *a, const float *v, const int32_t *at, int64_t seen, const float *shares, float *y) {
+  for (int64_t d = 0; d < a->size; d += TILE) {
+    vf sums[HEADS][VECTORS];
+    for (int h = 0; h < n; h++)
+      for (int l = 0; l < VECTORS; l++) sums[h][l] = fsplat(0);
+    for (int64_t i = 0; i < seen; i++)
+      for (int l = 0; l < VECTORS; l++) {
+        vf part = get(v + at[i] * a->size + d + l * LANES);
+        for (int h = 0; h < n; h++) sums[h][l] = fma_(fsplat(shares[h * a->places + i]), part, sums[h][l]);
+      }
+    for (int h = 0; h < n; h++)
+      for (int l = 0; l < VECTORS; l++) put(y + h * a->size + d + l * LANES, sums[h][l]);
+  }
+}
+
+// One token's heads that share keys. Hidden places take part in no sum, so the branch of a tree gives what the same
+// text gives in a row.
+static void attend(const Attention *a, int64_t r, int64_t g) {
+  const int64_t heads = a->heads / a->kv_heads, task = r * a->kv_heads + g;
+  const float *k = a->k + r * a->k_text + g * a->k_head, *v = a->v + r * a->v_text + g * a->v_head;
+  const float *mask = a->mask + r * a->mask_row;
+  float *scores = a->scores + task * (heads + 1) * a->places;
+  int32_t *at = (int32_t *)(scores + heads * a->places);
+  int64_t seen = 0;
+  for (int64_t i = 0; i < a->places; i++)
+    if (!(mask[i] < 0)) at[seen++] = i;
+  for (int64_t h = 0; h < heads; h += HEADS) {
+    const float *q = a->q + r * a->q_row + (g * heads + h) * a->q_head;
+    float *y = a->y + (r * a->heads + g * heads + h) * a->size, *some = scores + h * a->places;
+    int n = heads - h < HEADS ? heads - h : HEADS;
+#define OF(n) case n: \
+    score(n, a, q, k, at, seen, some); \
+    for (int i = 0; i < n; i++) softmax(some + i * a->places, seen); \
+    gather(n, a, v, at, seen, some, y); \
+    break;
+    switch (n) { OF(1) OF(2) OF(3) OF(4) }
+  }
+}
+
+static void attend_all(void *at) {
+  Attention *a = at;
+  for (int64_t i; (i = __atomic_fetch_add(&a->next, 1, __ATOMIC_RELAXED)) < a->n * a->kv_heads;)
+    attend(a, i / a->kv_heads, i % a->kv_heads);
+}
+
+// y of n tokens; sizes: n, heads, kv heads, size (a multiple of TILE), places, and the steps; each token sees one place.
+void attention(const float *q, const float *k, const float *v, const float *mask, float *y, float *scores,
+               const int64_t *sizes, float scale, Parallel *parallel, int threads) {
+  Attention a = {q, k, v, mask, y, scores, .scale = scale};
+  memcpy(&a.n, sizes, 12 * sizeof *sizes);
+  if (parallel && threads > 1 && a.n * a.heads * a.places * a.size > 1 << 16) parallel(attend_all, &a, threads, 0);
+  else attend_all(&a);
 }
 
 // --- from a file's blocks to tiles

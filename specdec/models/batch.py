@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import check
 from ..cache import KVCache, LayerBuffers
 from specdec.models.linear import (
-    FEW, VECTOR, hidden_places, invariant_answer, invariant_fold, invariant_unfold,
+    FEW, VECTOR, Ask, hidden_places, invariant_attention,
 )
 from .llama import Llama, Positions, head_size, rotation
 
@@ -116,12 +116,11 @@ class _RaggedBatch(_Rows):
 
     def attend(self, q: Tensor,      # [1, heads, R, head_dim]
                k: Tensor, v: Tensor, # as `append` gives them
-               windowed: bool) -> Tensor: # [1, heads, R, head_dim]
+               windowed: bool, ask: Ask = invariant_attention) -> Tensor: # [1, heads, R, head_dim]
         "A layer's attention, sequence by sequence."
-        asked, mask = invariant_fold(q, k.shape[1]), self.masks[windowed][:, None, None]
-        answers = [invariant_answer(asked[a:b], k[i:i + 1], v[i:i + 1], mask[a:b, ..., :end])
-                   for i, a, b, end in self.pieces]
-        return invariant_unfold(torch.cat(answers), 1, q.shape[1])
+        mask = self.masks[windowed][:, None, None]
+        return torch.cat([ask(q[:, :, a:b], k[i:i + 1], v[i:i + 1], mask[a:b, ..., :end])
+                          for i, a, b, end in self.pieces], 2)
 
 # %% ../../nbs/engine/18_batches.ipynb #73dca916
 class _PaddedBatch(_Rows):
@@ -135,7 +134,8 @@ class _PaddedBatch(_Rows):
         self.masks = {windowed: mask[:, None] for windowed, mask in folded.items()}
         self.offset = self.at - at[self.row_of, 0]  # each token's number among its sequence's, [R]
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, windowed: bool) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, windowed: bool,
+               ask: Ask = invariant_attention) -> Tensor:
         "A layer's attention, in one product; see `_RaggedBatch`."
         _, heads, _, size = q.shape
         texts, kv_heads = k.shape[:2]

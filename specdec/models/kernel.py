@@ -89,6 +89,7 @@ def kernel() -> ctypes.CDLL:
     library.linear.argtypes = [
         pointer, number, pointer, number, number, pointer, ctypes.c_float, ctypes.c_int,
         pointer, pointer, pointer, pointer, pointer, ctypes.c_int]
+    library.attention.argtypes = [*[pointer] * 7, ctypes.c_float, pointer, ctypes.c_int]
     return library
 
 @lru_cache
@@ -178,12 +179,12 @@ class FileLinear:
         """One call for a product and what stands around it: for few rows, calls are what costs."""
         if x.dtype != torch.float32: return self(x.float(), norm, eps, gated, rest).to(x.dtype)
         width, shape = self.inputs * (1 + gated), (*x.shape[:-1], self.outputs)
-        check(x.shape[-1] == width and x.device.type == "cpu",
-              f"This layer reads {width} numbers on the CPU, not {x.shape[-1]} on {x.device}.")
+        if x.shape[-1] != width or x.device.type != "cpu": raise InputError(
+            f"This layer reads {width} numbers on the CPU, not {x.shape[-1]} on {x.device}.")
         check(norm is None or norm.shape == (self.inputs,) and norm.dtype == torch.float32
-              and not gated, f"A norm has {self.inputs} weights in float32.")
+              and not gated, "A norm has a weight in float32 for each number read, and no gate.")
         check(rest is None or rest.shape == shape and rest.dtype == torch.float32,
-              f"What is added has the shape {list(shape)}, in float32.")
+              "What is added has the shape of what comes out, in float32.")
         x, rows = x.contiguous(), x.numel() // width
         y = torch.empty(shape)
         scratch = torch.empty(rows * self.scratch, dtype=torch.uint8)
@@ -198,3 +199,33 @@ class FileLinear:
         "The weight that it multiplies by, up to rounding."
         bare = self(torch.eye(self.inputs))
         return (bare if self.bias is None else bare - self.bias).T.contiguous()
+
+# %% ../../nbs/engine/25_kernel.ipynb #c0de0037
+ROWS = 128 # tokens that ask in one call: the scores of all their heads are kept until it ends
+
+def kernel_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_dim]; B or T is 1
+                     k: Tensor, v: Tensor, # of their texts, [1 or B, kv_heads, S or more, head_dim]
+                     mask: Tensor, # [T, 1, 1, S], or [B, 1, 1, S]: below 0 where a token may not look
+                    ) -> Tensor: # [B, heads, T, head_dim]; 16 divides head_dim
+    "`invariant_attention` in one call, in float32; a row doesn't depend on the others."
+    B, heads, T, size = q.shape
+    n, places, several = B * T, mask.shape[-1], len(k) > 1
+    fits = (q.dtype == k.dtype == v.dtype == mask.dtype == torch.float32 and size % 16 == 0
+            and 1 in (B, T) and len(k) in (1, B) and k.shape == v.shape and heads % k.shape[1] == 0
+            and k.shape[2] >= places and k.shape[3] == size and mask.shape == (n, 1, 1, places))
+    if not fits: raise InputError(f"Attention of {list(q.shape)} to {list(k.shape)} and "
+        f"{list(v.shape)} by {list(mask.shape)} isn't for this kernel: see its arguments.")
+    if n > ROWS and B == 1: return torch.cat([
+        kernel_attention(q[:, :, i:i + ROWS], k, v, mask[i:i + ROWS]) for i in range(0, n, ROWS)], 2)
+    rows = q.transpose(1, 2).flatten(0, 1)  # [n, heads, head_dim], and no copy
+    if rows.stride(2) != 1: rows = rows.contiguous()
+    k, v = (t if t.stride()[2:] == (size, 1) else t.contiguous() for t in (k, v))
+    if mask.stride(3) != 1: mask = mask.contiguous()
+    y = torch.empty(n, heads, size)
+    scores = torch.empty(n, heads + k.shape[1], places)  # and which places are seen
+    sizes = (ctypes.c_int64 * 12)(
+        n, heads, k.shape[1], size, places, rows.stride(0), rows.stride(1),
+        several * k.stride(0), k.stride(1), several * v.stride(0), v.stride(1), mask.stride(0))
+    kernel().attention(rows.data_ptr(), k.data_ptr(), v.data_ptr(), mask.data_ptr(), y.data_ptr(),
+                       scores.data_ptr(), sizes, size**-.5, shared_out(), torch.get_num_threads())
+    return y.view(B, T, heads, size).transpose(1, 2)

@@ -206,6 +206,8 @@ def invariant_attention(q: Tensor, # queries of the new tokens, [B, heads, T, he
     y = invariant_answer(invariant_fold(q, k.shape[1]), k, v, mask)
     return invariant_unfold(y, *q.shape[:2])
 
+Ask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] # such as `invariant_attention`
+
 # %% ../../nbs/engine/05_layouts.ipynb #4d8118d9
 def hidden_places(at: Tensor,                # positions of the new tokens, [T]
                   places: int,               # S, positions that there are keys for
@@ -226,18 +228,20 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
                    window: int | None = None, # of `hidden_places`
+                   most: int = FEW,           # how many are few
                   ) -> AttentionPlan:
     """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
     hides but causal order), how many heads are folded into one, and apart the mask of each piece
     of the tokens, `[tokens, 1, 1, positions]`."""
     fold = groups if T <= FEW and dtype != torch.float32 else 1
-    apart = apart and T <= FEW
+    apart = apart and T <= most
     padded, leaves = span > start + T, window is not None and start + T > window
     hides = leaves or (padded if T == 1 else start > 0 or fold > 1)
     if not (apart or hides): return None, fold, ()
     hidden = hidden_places(torch.arange(start, start + T, device=device), span, window)
     mask = torch.zeros(T, span, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
     if not apart: return mask.repeat(fold, 1), fold, ()
+    if T > VECTOR: return None, fold, (mask[:, None, None],)
     end = start - start % VECTOR + VECTOR  # here the first token's keys end
     first, others = mask[:end - start, None, None], mask[end - start:, None, None]
     pieces = (first[..., :end], others[..., :end + VECTOR])
@@ -248,12 +252,14 @@ def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head
                       k: Tensor, # all keys, [B, kv_heads, S, head_dim]
                       v: Tensor, # all values, [B, kv_heads, S, head_dim]
                       mask: Tensor | None, fold: int, apart: tuple[Tensor, ...] = (), # the plan
+                      ask: Ask = invariant_attention, # how a token asks on its own
                      ) -> Tensor: # [B, heads, T, head_dim]
     """Softmax attention where groups of query heads share keys and values (Ainslie et al. 2023), in
     the way that was planned (see `attention_plan`)."""
+    if len(apart) == 1: return ask(q, k, v, apart[0])
     if apart:
         pieces = zip(q.split([len(mask) for mask in apart], 2), apart)
-        return torch.cat([invariant_attention(few, k, v, mask) for few, mask in pieces], 2)
+        return torch.cat([ask(few, k, v, mask) for few, mask in pieces], 2)
     B, heads, T, size = q.shape
     q = q.reshape(B, heads // fold, fold * T, size)
     causal, grouped = mask is None and T > 1, q.shape[1] != k.shape[1]

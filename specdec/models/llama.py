@@ -20,11 +20,11 @@ from .checkpoint import Checkpoint, JoinedLinear, read_linear, read_vocabulary
 from ..errors import check
 from ..cache import KVCache
 from .int8 import Int8Linear
-from .kernel import FileLinear
+from .kernel import FileLinear, kernel_attention
 from .files import parameter_counts
 from specdec.models.linear import (
-    FEW, VECTOR, AttentionPlan, Int4Linear, Linear, attention_plan, grouped_attention,
-    can_be_batch_invariant,
+    FEW, VECTOR, Ask, AttentionPlan, Int4Linear, Linear, attention_plan, can_be_batch_invariant,
+    grouped_attention, invariant_attention,
 )
 from .protocol import CausalLM, check_ids, check_wanted
 
@@ -81,8 +81,10 @@ class TokenPositions(Protocol):
 
     def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
                k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
-               windowed: bool) -> Tensor:  # [B, heads, T, head_dim]
-        "A layer's attention; `windowed`: whether the layer has a sliding window."
+               windowed: bool,             # whether the layer has a sliding window
+               ask: Ask = invariant_attention, # how a token asks on its own, where each does
+              ) -> Tensor: # [B, heads, T, head_dim]
+        "A layer's attention."
 
 class LayerCache(Protocol):
     "Where layers keep keys and values, such as a `KVCache`."
@@ -106,9 +108,9 @@ class Positions:
 
     def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
                k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
-               windowed: bool) -> Tensor: # [B, heads, T, head_dim]
+               windowed: bool, ask: Ask = invariant_attention) -> Tensor: # [B, heads, T, head_dim]
         "A layer's attention."
-        return grouped_attention(q, k, v, *self.plan(windowed))
+        return grouped_attention(q, k, v, *self.plan(windowed), ask)
 
 def rotation(frequencies: Tensor, # radians per position, [rotary_dim / 2]
              scale: float,        # of cos and sin
@@ -128,19 +130,21 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
               span: int | None = None, # S, positions that the cache's views have; None: start + T
               apart: bool = False,     # attention token by token, if T is small
               window: int | None = None, # positions that a token sees in some layers; None: all
+              most: int = FEW,         # how many that is
              ) -> Positions:
     "Angles and masks for T new tokens."
     device = frequencies.device
     cos, sin = rotation(frequencies, scale, torch.arange(start, start + T, device=device), dtype)
     asked = start, T, span or start + T, groups, dtype, device, apart
     leaves = window is not None and start + T > window
-    near = attention_plan(*asked, window) if leaves else None
-    return Positions(cos, sin, *attention_plan(*asked), near)
+    near = attention_plan(*asked, window, most) if leaves else None
+    return Positions(cos, sin, *attention_plan(*asked, most=most), near)
 
 # %% ../../nbs/engine/04_transformer.ipynb #e7ff3486
 class Attention:
     "Grouped-query attention of new tokens over the cache, within the sliding window if any."
     windowed = False # whether it has a sliding window
+    ask: Ask = staticmethod(invariant_attention) # how a token asks on its own, where each does
 
     def __init__(self, config, tensor: Checkpoint,
                  prefix: str): # such as "model.layers.0.self_attn."
@@ -176,7 +180,7 @@ class Attention:
         qk = rotate(qk, where.cos, where.sin).transpose(1, 2)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
-        y = where.attend(q, k, v, self.windowed)
+        y = where.attend(q, k, v, self.windowed, self.ask)
         return y.transpose(1, 2).reshape(B, T, -1)
 
 # %% ../../nbs/engine/04_transformer.ipynb #540580ad
@@ -207,15 +211,21 @@ class Layer:
                  where: TokenPositions,     # of the T tokens
                  cache: LayerCache, i: int, # where this layer's keys and values are kept
                 ) -> Tensor: # [B, T, hidden]
-        a, m = self.attention, self.mlp
-        four = [p for p in (a.qkv, a.out, m.gate_up, m.down) if isinstance(p, FileLinear)]
-        if len(four) == 4: return self.in_four_calls(four, x, where, cache, i)
+        four = self.by_kernel
+        if four: return self.in_four_calls(four, x, where, cache, i)
         x = x + self.attention(rms_norm(x, self.attention_norm, self.eps), where, cache, i)
         return x + self.mlp(rms_norm(x, self.mlp_norm, self.eps))
 
-    def in_four_calls(self, four: list[FileLinear], # qkv, out, gate and up, down
-                      x: Tensor, where: TokenPositions, cache: LayerCache, i: int) -> Tensor:
-        "The same with the kernel's layers, which take in the norm, the gate and the residual."
+    @property
+    def by_kernel(self) -> list[FileLinear]: # four, or none
+        "Its products, where the kernel in C computes all of them."
+        a, m = self.attention, self.mlp
+        four = [p for p in (a.qkv, a.out, m.gate_up, m.down) if isinstance(p, FileLinear)]
+        return four if len(four) == 4 else []
+
+    def in_four_calls(self, four: list[FileLinear], x: Tensor,
+                      where: TokenPositions, cache: LayerCache, i: int) -> Tensor:
+        "The same with the kernel's products, which take in the norm, the gate and the residual."
         qkv, out, gate_up, down = four
         heads = self.attention.mix(qkv(x, self.attention_norm, self.eps), where, cache, i)
         x = out(heads, rest=x)
@@ -269,6 +279,8 @@ class Llama(CausalLM):
     """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
     needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
     the weights don't fit the config."""
+    apart = FEW # how many new tokens ask on their own, where they do
+
     def __init__(self, config,        # a transformers config that `is_native` accepts
                  tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
         self.config, self.dtype, self.device = config, tensor.dtype, tensor.device
@@ -285,6 +297,10 @@ class Llama(CausalLM):
         self.layers = [Layer(config, tensor, name) for name in names]
         for layer, windowed in zip(self.layers, windowed_layers(config), strict=True):
             layer.attention.windowed = windowed
+        # then no text is so long that how it was read shows
+        if head_size(config) % 16 == 0 and all(layer.by_kernel for layer in self.layers):
+            self.apart = config.max_position_embeddings
+            for layer in self.layers: layer.attention.ask = kernel_attention
         self.norm = tensor("model.norm.weight", config.hidden_size)
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         self.int4_share = self.four_bits().share
@@ -344,7 +360,7 @@ class Llama(CausalLM):
         where = positions(self.frequencies, self.rope_scale, start, end - start,
                           1 if many else self.groups, self.dtype, cache.span(end),
                           apart=self.batch_invariant and 1 in ids.shape,
-                          window=self.window)
+                          window=self.window, most=self.apart)
         return self.compute(ids.to(self.device), where, cache, last, layers)
 
     def skip(self, layers: Sequence[int]) -> "Llama": # 0 is the first layer
