@@ -210,7 +210,7 @@ DrafterFolder = Annotated[Path | None, _model(
 Device = Annotated[str, _model(help="auto, cpu, cuda or mps.")]
 Dtype = Annotated[str, _model(
     help="auto, float32, bfloat16, float16, int8, int4 or file (as a GGUF file has it); auto:"
-         " bfloat16 where hardware has it.")]
+         " that for such a file on a CPU, else bfloat16 where hardware has it.")]
 Raw = Annotated[bool, _model(
     "--raw", help="Continue the prompt as it is, without the chat template.")]
 MaxNewTokens = Annotated[int, _decoding(min=1, help="Where to stop at the latest.")]
