@@ -205,7 +205,7 @@ ROWS = 128 # tokens that ask in one call: the scores of all their heads are kept
 
 def kernel_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_dim]; B or T is 1
                      k: Tensor, v: Tensor, # of their texts, [1 or B, kv_heads, S or more, head_dim]
-                     mask: Tensor, # [T, 1, 1, S], or [B, 1, 1, S]: below 0 where a token may not look
+                     mask: Tensor, # [T or B, 1, 1, S]: below 0 where a token may not look
                     ) -> Tensor: # [B, heads, T, head_dim]; 16 divides head_dim
     "`invariant_attention` in one call, in float32; a row doesn't depend on the others."
     B, heads, T, size = q.shape
@@ -216,7 +216,8 @@ def kernel_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_
     if not fits: raise InputError(f"Attention of {list(q.shape)} to {list(k.shape)} and "
         f"{list(v.shape)} by {list(mask.shape)} isn't for this kernel: see its arguments.")
     if n > ROWS and B == 1: return torch.cat([
-        kernel_attention(q[:, :, i:i + ROWS], k, v, mask[i:i + ROWS]) for i in range(0, n, ROWS)], 2)
+        kernel_attention(few, k, v, masks)
+        for few, masks in zip(q.split(ROWS, 2), mask.split(ROWS))], 2)
     rows = q.transpose(1, 2).flatten(0, 1)  # [n, heads, head_dim], and no copy
     if rows.stride(2) != 1: rows = rows.contiguous()
     k, v = (t if t.stride()[2:] == (size, 1) else t.contiguous() for t in (k, v))
