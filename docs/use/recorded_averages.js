@@ -59,7 +59,7 @@ export default ({ make, row, table, bar, plural, data }) => {
   return {
     draw,
     parts: [
-      make("h3", { class: "recorded-heading" }, "Not one text, but many"), summary, charts,
+      make("p", { class: "recorded-heading" }, "Not one text, but many"), summary, charts,
       make("p", { class: "recorded-key" }, "Line: the average, with two standard errors up and down; they are long at temperature 0, where a prompt has one text only. Band: eight of ten texts. Dashed: the prompt chosen above, alone."),
       make("details", {}, make("summary", {}, "The averages as a table"), numbers),
     ],
