@@ -25,6 +25,7 @@ from ..errors import ModelError, require_int
 from ..models.devices import pick_device
 from ..models.files import fingerprint, local_path
 from ..models.hub import encode, prompts, sha256
+from ..models.kernel import kernel_missing
 from ..models.loading import load
 from ..models.protocol import CausalLM
 from ..result import Round
@@ -458,14 +459,19 @@ class TargetConfig:
                        count=self.prompts, max_new_tokens=self.max_new_tokens,
                        repeats=self.repeats)
 
-TARGET_DTYPES = {"int4": "int4", "int8": "int8", "bfloat16": "bf16"} # dtype → in names
+TARGET_DTYPES = {"file": "file", "int4": "int4", "int8": "int8", "bfloat16": "bf16"} # → in names
 # layers that the second target's draft of itself goes without: of all, one alone without which
 # Σ min(p, q) is largest, and so on
 SKIPPED = 6, 8, 12, 14
 
+def target_dtypes() -> dict[str, str]:
+    "Those that this machine can multiply in."
+    return {dtype: short for dtype, short in TARGET_DTYPES.items()
+            if dtype != "file" or not kernel_missing()}
+
 def target_ways() -> tuple[dict[str, Way], dict[str, Way], dict[str, str]]:
     "What is run on the second target, by name; beside its sibling; and what is missing, and why."
-    alone = {f"{what} {short}": (dtype, method) for dtype, short in TARGET_DTYPES.items()
+    alone = {f"{what} {short}": (dtype, method) for dtype, short in target_dtypes().items()
              for what, method in (("plain", "plain"), ("drafts", "default"))}
     alone |= {"drafts of SmolLM2 int8": ("int8", "model"),
               "drafts of fewer layers int8": ("int8", "skip"),
@@ -498,7 +504,7 @@ def perplexities(file: str) -> dict[str, float]: # dtype → perplexity
     """Of one text, the quick prompts one after the other, in each precision, and in float32: by the
     file's exact numbers, which llama.cpp computes with as well."""
     text, found = "\n\n".join(prompt.text for prompt in prompts()), {}
-    for dtype in ("float32", *TARGET_DTYPES):
+    for dtype in ("float32", *target_dtypes()):
         model = load(file, "cpu", dtype)
         found[dtype] = perplexity(model, encode(model.tokenizer, text)[:READ])
         del model  # before the next one comes

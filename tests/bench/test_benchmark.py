@@ -568,7 +568,8 @@ def test_the_second_target_by_kind_of_work():
     assert greedy["best_vs_llamacpp_best"] == pytest.approx(3 / 2)
     assert sampled["best_vs_llamacpp_best"] == pytest.approx(1) and greedy["best_vs_plain"] == pytest.approx(5 / 2)
     assert greedy["drafts_vs_plain"] == pytest.approx({
-        "int4": 5 / 2, "int8": None, "bf16": 10 / 8, "SmolLM2": None, "fewer layers": None, "the sibling": 7 / 14})
+        "file": None, "int4": 5 / 2, "int8": None, "bf16": 10 / 8, "SmolLM2": None,
+        "fewer layers": None, "the sibling": 7 / 14})
     assert greedy["tokens_per_second"]["drafts int4 T=0"] == 5 and report["file"]["digest"] == b.TARGET.digest
     assert greedy["first_token"]["plain bf16 T=0"] == 2.5 and "transformers bf16 T=0" not in greedy["first_token"]
     text = b.target_text(report)
@@ -651,11 +652,12 @@ def test_the_second_target_is_measured(tmp_path, monkeypatch):
     assert report["complete"] and report["failed"] == {"llama.cpp": "not here"}
     assert [(row["kind"], row["temperature"]) for row in report["rows"]] == [
         (kind, T) for kind in ("editing", "explaining", "writing") for T in (0, 1)]
-    for row in report["rows"]: assert len(row["tokens_per_second"]) == 11 and row["best_vs_plain"] > 0
+    dtypes = b.target_dtypes().keys()
+    for row in report["rows"]: assert len(row["tokens_per_second"]) == 5 + 2 * len(dtypes) and row["best_vs_plain"] > 0
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda repository, name: None)
     alone = b.bench_target(replace(config, sibling=None, prompts=1))
     assert "isn't on this machine: `hf download" in alone["failed"]["the sibling"]
     with pytest.raises(ModelError, match="isn't in .*gone.gguf"):
         b.bench_target(replace(config, sibling=str(tmp_path / "gone.gguf")))
-    assert report["perplexity"].keys() == {"float32", "int4", "int8", "bfloat16"}
+    assert report["perplexity"].keys() == {"float32", *dtypes} >= {"int4", "int8", "bfloat16"}
     assert report["perplexity"]["int4"] == pytest.approx(report["perplexity"]["float32"], rel=.02)
