@@ -62,6 +62,7 @@ LINK_IN_CODE = re.compile(r"\[`([\w.]+)`\]\(https?://[^)\s]+\)")
 EXPORTED = '#| code-fold: show\n#| code-summary: "Exported source"\n'  # how nbdev marks an exported cell
 ENTRY = "#| echo: false\n#| output: asis\nshow_doc("  # and an entry on what it exports
 LINKED = re.compile(r"\[(`([\w.]+)(?:\(\))?`)\]\((https?://[^)\s]+)\)")  # a name in prose, as nbdev links it
+INSIDE = re.compile(r"\[\[(`[^`]+`)\]\([^)\s]+\)\](?=\()")  # such a name, where it is a link's own text
 SOURCE = re.compile(r"(/blob/[^/]+/)[^)\s]*#L\w+")  # the end of nbdev's link to a line of the repository
 NAME = re.compile(r"\b(?=[a-z]*[A-Z_0-9])[A-Za-z_]\w{2,}")
 SHOWN_PICTURE = re.compile(r'<img\b[^>]*?\bsrc="([^":]+\.(?:svg|png))"[^>]*>')
@@ -305,7 +306,8 @@ def given(package: str) -> dict[str, str]:
 
 def disambiguated(text: str, module: str | None, shared: dict[str, dict[str, str]], public: dict[str, str]) -> str:
     """Lead each linked name that several modules define, where nbdev takes the first, to this page's own, else to the
-    one that `import specdec` gives, else nowhere: no link is better than a wrong one."""
+    one that `import specdec` gives, else nowhere: no link is better than a wrong one. A name that stands in a link
+    leads where that one does."""
     def led(match: re.Match) -> str:
         code, name, address = match.groups()
         places = shared.get(name, {})
@@ -313,7 +315,7 @@ def disambiguated(text: str, module: str | None, shared: dict[str, dict[str, str
         right = places.get(module) or places.get(public.get(name))
         return f"[{code}]({right})" if right else code
 
-    return LINKED.sub(led, text)
+    return LINKED.sub(led, INSIDE.sub(r"[\1]", text))
 
 
 @cache
