@@ -354,7 +354,7 @@ def test_a_name_that_several_modules_define_leads_to_the_right_one():
                                 ("p.c", {"f": "p.b"}, "[`f`](https://x.org/b.html#f)"),
                                 ("p.a", {"f": "p.b"}, "[`f`](https://x.org/a.html#f)")):
         assert site.disambiguated(text, module, shared, public) == led + text.removeprefix("[`f`](https://x.org/a.html#f)")
-    nested = "[[`f`](https://x.org/a.html#f)](b.ipynb), [[`g()`](https://x.org/a.html#g)](#g)"  # nbdev links inside links
+    nested = "[[`f`](https://x.org/a.html#f)](b.ipynb), [[`g()`](https://x.org/a.html#g)](#g)"  # as nbdev does
     assert site.disambiguated(nested, "p.c", shared, {}) == "[`f`](b.ipynb), [`g()`](#g)"
     for page in (ROOT / "docs").rglob("*.html"): assert "</a>](" not in page.read_text(encoding="utf-8"), page
     link = "[source](https://github.com/s/s/blob/main/specdec/app/cli.py#L499)"
