@@ -100,6 +100,8 @@ class Figure:
 
     def __set_name__(self, owner: type, name: str) -> None: self.name = name
 
+    def __repr__(self) -> str: return "None"  # in a signature: what isn't given
+
     def __get__(self, result: "GenerationResult | None", owner: type | None = None):
         if result is None: return self
         given = vars(result).get(self.name)
