@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers_drafters import DRAFT, TINY, V, difference, error, proposals, random_target, read
+from helpers_drafters import DRAFT, PROMPT, TINY, V, difference, error, proposals, random_target, read
 from specdec.drafters.block import BlockDrafter, BlockState, FastBlock, init_block, load_block, save_block
 from specdec.drafters.load import load_drafter
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
+from specdec.lossless.black_box import check_decoder
+from specdec.lossless.enumerate import exact_distribution
 from specdec.sampling import SamplingParams, SeededRandom
 
 MARKOV = dict(markov_rank=4)
@@ -283,6 +285,28 @@ def test_a_wrong_q_or_cut_has_another_distribution(tiny, wrong):
     block = random_block(tiny, torch.tensor([0, 2]), **TRUST)
     assert error(tiny, BlockDrafter(block, tiny), SamplingParams(1.0), 2) < 1e-6
     assert error(tiny, wrong(block, tiny), SamplingParams(1.0), 2) > 1e-3
+
+
+def test_the_check_of_black_boxes_notices(tiny):
+    "Texts drawn from the distribution that each decoder has, exactly, with a block on which both mistakes show."
+    block = random_block(tiny, torch.tensor([0, 2]), seed=4, **TRUST)
+
+    def program(kind):
+        def written(rng):
+            rounds = speculate(tiny, kind(block, tiny), PROMPT, SamplingParams(1.0), rng, 2, 3)
+            return tuple(token for r in rounds for token in r.emitted)
+        return {text: float(weight) for text, weight in exact_distribution(written).items()}
+
+    def verdict(texts):
+        drawn, weights = [*texts], torch.tensor([*texts.values()])
+        def generate(prompt, n, seed): return list(drawn[SeededRandom(seed).categorical(weights)][:n])
+        return check_decoder(generate, tiny, PROMPT, length=3, samples=26_000, distance=.04, progress=False)
+
+    right = program(BlockDrafter)
+    assert verdict(right).lossless
+    for wrong in map(program, WRONG):
+        assert sum(abs(right.get(text, 0) - wrong.get(text, 0)) for text in {*right, *wrong}) / 2 > .1
+        assert not verdict(wrong).lossless
 
 
 # in a folder

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import check
 from ..cache import KVCache, LayerBuffers
 from specdec.models.linear import (
-    FEW, VECTOR, Ask, hidden_places, invariant_attention,
+    FEW, VECTOR, AttentionBackend, hidden_places, invariant_attention,
 )
 from .llama import Llama, Positions, head_size, rotation
 
@@ -116,10 +116,11 @@ class _RaggedBatch(_Rows):
 
     def attend(self, q: Tensor,      # [1, heads, R, head_dim]
                k: Tensor, v: Tensor, # as `append` gives them
-               windowed: bool, ask: Ask = invariant_attention) -> Tensor: # [1, heads, R, head_dim]
+               windowed: bool, backend: AttentionBackend = invariant_attention,
+              ) -> Tensor: # [1, heads, R, head_dim]
         "A layer's attention, sequence by sequence."
         mask = self.masks[windowed][:, None, None]
-        return torch.cat([ask(q[:, :, a:b], k[i:i + 1], v[i:i + 1], mask[a:b, ..., :end])
+        return torch.cat([backend(q[:, :, a:b], k[i:i + 1], v[i:i + 1], mask[a:b, ..., :end])
                           for i, a, b, end in self.pieces], 2)
 
 # %% ../../nbs/engine/18_batches.ipynb #73dca916
@@ -135,7 +136,7 @@ class _PaddedBatch(_Rows):
         self.offset = self.at - at[self.row_of, 0]  # each token's number among its sequence's, [R]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, windowed: bool,
-               ask: Ask = invariant_attention) -> Tensor:
+               backend: AttentionBackend = invariant_attention) -> Tensor:
         "A layer's attention, in one product; see `_RaggedBatch`."
         _, heads, _, size = q.shape
         texts, kv_heads = k.shape[:2]

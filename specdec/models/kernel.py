@@ -181,10 +181,11 @@ class FileLinear:
         width, shape = self.inputs * (1 + gated), (*x.shape[:-1], self.outputs)
         if x.shape[-1] != width or x.device.type != "cpu": raise InputError(
             f"This layer reads {width} numbers on the CPU, not {x.shape[-1]} on {x.device}.")
-        check(norm is None or norm.shape == (self.inputs,) and norm.dtype == torch.float32
-              and not gated, "A norm has a weight in float32 for each number read, and no gate.")
-        check(rest is None or rest.shape == shape and rest.dtype == torch.float32,
-              "What is added has the shape of what comes out, in float32.")
+        plain = norm is None or norm.shape == (self.inputs,) and norm.dtype == torch.float32
+        if not plain or norm is not None and gated: raise InputError(
+            f"A norm has {self.inputs} weights in float32, and no gate beside it.")
+        if rest is not None and (rest.shape != shape or rest.dtype != torch.float32):
+            raise InputError(f"What is added has the shape {list(shape)}, in float32.")
         x, rows = x.contiguous(), x.numel() // width
         y = torch.empty(shape)
         scratch = torch.empty(rows * self.scratch, dtype=torch.uint8)
@@ -201,7 +202,7 @@ class FileLinear:
         return (bare if self.bias is None else bare - self.bias).T.contiguous()
 
 # %% ../../nbs/engine/25_kernel.ipynb #c0de0037
-ROWS = 128 # tokens that ask in one call: the scores of all their heads are kept until it ends
+AT_ONCE = 128 # tokens of one call: the scores of all their heads are kept until it ends
 
 def kernel_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_dim]; B or T is 1
                      k: Tensor, v: Tensor, # of their texts, [1 or B, kv_heads, S or more, head_dim]
@@ -215,9 +216,9 @@ def kernel_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head_
             and k.shape[2] >= places and k.shape[3] == size and mask.shape == (n, 1, 1, places))
     if not fits: raise InputError(f"Attention of {list(q.shape)} to {list(k.shape)} and "
         f"{list(v.shape)} by {list(mask.shape)} isn't for this kernel: see its arguments.")
-    if n > ROWS and B == 1: return torch.cat([
+    if n > AT_ONCE and B == 1: return torch.cat([
         kernel_attention(few, k, v, masks)
-        for few, masks in zip(q.split(ROWS, 2), mask.split(ROWS))], 2)
+        for few, masks in zip(q.split(AT_ONCE, 2), mask.split(AT_ONCE))], 2)
     rows = q.transpose(1, 2).flatten(0, 1)  # [n, heads, head_dim], and no copy
     if rows.stride(2) != 1: rows = rows.contiguous()
     k, v = (t if t.stride()[2:] == (size, 1) else t.contiguous() for t in (k, v))

@@ -206,7 +206,8 @@ def invariant_attention(q: Tensor, # queries of the new tokens, [B, heads, T, he
     y = invariant_answer(invariant_fold(q, k.shape[1]), k, v, mask)
     return invariant_unfold(y, *q.shape[:2])
 
-Ask = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] # such as `invariant_attention`
+# such as `invariant_attention`: queries, keys, values, mask → answers
+AttentionBackend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 # %% ../../nbs/engine/05_layouts.ipynb #4d8118d9
 def hidden_places(at: Tensor,                # positions of the new tokens, [T]
@@ -228,7 +229,7 @@ def attention_plan(start: int, T: int, # the first new position, and how many th
                    dtype: torch.dtype, device: torch.device,
                    apart: bool,        # whether each new token shall ask on its own, if few
                    window: int | None = None, # of `hidden_places`
-                   most: int = FEW,           # how many are few
+                   most: int = FEW,           # how many that is
                   ) -> AttentionPlan:
     """How T new tokens ask: the mask that is added to the scores, `[fold · T, S]` (None: nothing
     hides but causal order), how many heads are folded into one, and apart the mask of each piece
@@ -252,14 +253,15 @@ def grouped_attention(q: Tensor, # queries of the new tokens, [B, heads, T, head
                       k: Tensor, # all keys, [B, kv_heads, S, head_dim]
                       v: Tensor, # all values, [B, kv_heads, S, head_dim]
                       mask: Tensor | None, fold: int, apart: tuple[Tensor, ...] = (), # the plan
-                      ask: Ask = invariant_attention, # how a token asks on its own
+                      # of tokens that ask on their own
+                      backend: AttentionBackend = invariant_attention,
                      ) -> Tensor: # [B, heads, T, head_dim]
     """Softmax attention where groups of query heads share keys and values (Ainslie et al. 2023), in
     the way that was planned (see `attention_plan`)."""
-    if len(apart) == 1: return ask(q, k, v, apart[0])
+    if len(apart) == 1: return backend(q, k, v, apart[0])
     if apart:
         pieces = zip(q.split([len(mask) for mask in apart], 2), apart)
-        return torch.cat([ask(few, k, v, mask) for few, mask in pieces], 2)
+        return torch.cat([backend(few, k, v, mask) for few, mask in pieces], 2)
     B, heads, T, size = q.shape
     q = q.reshape(B, heads // fold, fold * T, size)
     causal, grouped = mask is None and T > 1, q.shape[1] != k.shape[1]

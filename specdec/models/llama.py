@@ -23,8 +23,8 @@ from .int8 import Int8Linear
 from .kernel import FileLinear, kernel_attention
 from .files import parameter_counts
 from specdec.models.linear import (
-    FEW, VECTOR, Ask, AttentionPlan, Int4Linear, Linear, attention_plan, can_be_batch_invariant,
-    grouped_attention, invariant_attention,
+    FEW, VECTOR, AttentionBackend, AttentionPlan, Int4Linear, Linear, attention_plan,
+    can_be_batch_invariant, grouped_attention, invariant_attention,
 )
 from .protocol import CausalLM, check_ids, check_wanted
 
@@ -82,7 +82,8 @@ class TokenPositions(Protocol):
     def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
                k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
                windowed: bool,             # whether the layer has a sliding window
-               ask: Ask = invariant_attention, # how a token asks on its own, where each does
+               # of tokens that ask on their own
+               backend: AttentionBackend = invariant_attention,
               ) -> Tensor: # [B, heads, T, head_dim]
         "A layer's attention."
 
@@ -108,9 +109,10 @@ class Positions:
 
     def attend(self, q: Tensor,            # queries of the new tokens, [B, heads, T, head_dim]
                k: Tensor, v: Tensor,       # all keys and values, [B, kv_heads, S, head_dim]
-               windowed: bool, ask: Ask = invariant_attention) -> Tensor: # [B, heads, T, head_dim]
+               windowed: bool, backend: AttentionBackend = invariant_attention,
+              ) -> Tensor: # [B, heads, T, head_dim]
         "A layer's attention."
-        return grouped_attention(q, k, v, *self.plan(windowed), ask)
+        return grouped_attention(q, k, v, *self.plan(windowed), backend)
 
 def rotation(frequencies: Tensor, # radians per position, [rotary_dim / 2]
              scale: float,        # of cos and sin
@@ -144,7 +146,8 @@ def positions(frequencies: Tensor,     # radians per position, [rotary_dim / 2]
 class Attention:
     "Grouped-query attention of new tokens over the cache, within the sliding window if any."
     windowed = False # whether it has a sliding window
-    ask: Ask = staticmethod(invariant_attention) # how a token asks on its own, where each does
+    # of tokens that ask on their own
+    backend: AttentionBackend = staticmethod(invariant_attention)
 
     def __init__(self, config, tensor: Checkpoint,
                  prefix: str): # such as "model.layers.0.self_attn."
@@ -180,7 +183,7 @@ class Attention:
         qk = rotate(qk, where.cos, where.sin).transpose(1, 2)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         k, v = cache.append(i, k, v.transpose(1, 2))
-        y = where.attend(q, k, v, self.windowed, self.ask)
+        y = where.attend(q, k, v, self.windowed, self.backend)
         return y.transpose(1, 2).reshape(B, T, -1)
 
 # %% ../../nbs/engine/04_transformer.ipynb #540580ad
@@ -279,7 +282,7 @@ class Llama(CausalLM):
     """A decoder of the Llama family: Llama, TinyLlama, SmolLM2, Mistral, Qwen2, Qwen3, Phi-3. It
     needs a transformers config that `is_native` accepts and a `Checkpoint`; raises `ModelError` if
     the weights don't fit the config."""
-    apart = FEW # how many new tokens ask on their own, where they do
+    invariant_rows = FEW # new tokens of a forward that ask on their own, at most, where they do
 
     def __init__(self, config,        # a transformers config that `is_native` accepts
                  tensor: Checkpoint): # its weights; `ModelError` if they don't fit the config
@@ -299,8 +302,8 @@ class Llama(CausalLM):
             layer.attention.windowed = windowed
         # then no text is so long that how it was read shows
         if head_size(config) % 16 == 0 and all(layer.by_kernel for layer in self.layers):
-            self.apart = config.max_position_embeddings
-            for layer in self.layers: layer.attention.ask = kernel_attention
+            self.invariant_rows = config.max_position_embeddings
+            for layer in self.layers: layer.attention.backend = kernel_attention
         self.norm = tensor("model.norm.weight", config.hidden_size)
         self.frequencies, self.rope_scale = rope_frequencies(config, self.device)
         self.int4_share = self.four_bits().share
@@ -360,7 +363,7 @@ class Llama(CausalLM):
         where = positions(self.frequencies, self.rope_scale, start, end - start,
                           1 if many else self.groups, self.dtype, cache.span(end),
                           apart=self.batch_invariant and 1 in ids.shape,
-                          window=self.window, most=self.apart)
+                          window=self.window, most=self.invariant_rows)
         return self.compute(ids.to(self.device), where, cache, last, layers)
 
     def skip(self, layers: Sequence[int]) -> "Llama": # 0 is the first layer
