@@ -64,7 +64,9 @@ ENTRY = "#| echo: false\n#| output: asis\nshow_doc("  # and an entry on what it 
 LINKED = re.compile(r"\[(`([\w.]+)(?:\(\))?`)\]\((https?://[^)\s]+)\)")  # a name in prose, as nbdev links it
 INSIDE = re.compile(r"\[\[(`[^`]+`)\]\([^)\s]+\)\](?=\()")  # such a name, where it is a link's own text
 SOURCE = re.compile(r"(/blob/[^/]+/)[^)\s]*#L\w+")  # the end of nbdev's link to a line of the repository
-NAME = re.compile(r"\b(?=[a-z]*[A-Z_0-9])[A-Za-z_]\w{2,}")
+# in code; a plain word where it is called
+NAME = re.compile(r"\b(?:(?=[a-z]*[A-Z_0-9])[A-Za-z_]\w{2,}|[a-z]{3,}(?=\())")
+WORD = re.compile(r"\b[A-Za-z_]\w{2,}")
 SHOWN_PICTURE = re.compile(r'<img\b[^>]*?\bsrc="([^":]+\.(?:svg|png))"[^>]*>')
 DRAWN = re.compile(r'\s(width|height|viewBox)="([^"]*)"')
 PIXELS = {"": 1, "px": 1, "pt": 4 / 3}
@@ -133,7 +135,7 @@ def search_text(rules, state) -> None:
             parts[-1]["code"].append(token.content)
     for part in parts:
         part["text"] = " ".join(" ".join(part["text"]).split())
-        said = set(NAME.findall(f"{part['title']} {part['text']}")) | set(keyword.kwlist) | set(dir(builtins))
+        said = set(WORD.findall(f"{part['title']} {part['text']}")) | set(keyword.kwlist) | set(dir(builtins))
         part["code"] = sorted(set(NAME.findall(LINK_IN_CODE.sub(r"\1", " ".join(part["code"])))) - said)
     state.env["search"] = [part for part in parts if part["text"] or part["code"] or part["id"]]
 

@@ -392,7 +392,7 @@ def check_fits(name: str, needed: MemoryNeeded, free: float, # MB
 def _auto_dtype(name: str | Path, # as `load` takes it
                folder: Path,     # where the model is
                place: torch.device) -> torch.dtype:
-    "What a model is loaded in if nobody says: see `load`."
+    "What the dtype `auto` is for a model: see `load`."
     usual = pick_dtype("auto", place)
     if Path(name).suffix.lower() != ".gguf" or place.type != "cpu" or kernel_missing(): return usual
     try:

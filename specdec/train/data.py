@@ -38,7 +38,7 @@ from specdec.models.hub import (
     characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, text_ids,
 )
 from ..models.protocol import CausalLM
-from ..models.llama import Llama
+from ..models.llama import Llama, rms_norm
 
 # %% ../../nbs/drafters/12_data.ipynb #61a015e8
 def draw(logits: Tensor,             # [B, V], any float dtype, on any device
@@ -366,7 +366,7 @@ class Teacher:
 
     def read(self, ids: Tensor) -> Tensor: # [B, T] → [B, T, F + hidden]
         """One forward over whole sequences, without gradient: the features, then the last hidden
-        state."""
+        state, normed, as the vocabulary's matrix takes it."""
         rows, length = ids.shape
         cache = self.cache  # the last one, if it fits
         held = None if cache is None else cache.keys[0]
@@ -374,7 +374,9 @@ class Teacher:
             cache = self.cache = self.target.new_cache(length)
         cache.rollback(0)
         states = self.target.forward(ids, cache, last=1, layers=self.layers)[1]
-        return states.clone()  # a clone outside inference mode, so that autograd may keep it
+        *read, last = states.split(self.size, -1)
+        last = rms_norm(last, self.target.norm, self.target.config.rms_norm_eps)
+        return torch.cat((*read, last), -1)  # a copy outside inference mode: autograd may keep it
 
     def features(self, states: Tensor) -> Tensor: # [..., F + hidden] → [..., F]
         "What the drafter may see."

@@ -628,6 +628,7 @@ def test_figures_stand_on_one_line(text, one_line):
 
 def test_the_index_knows_prose_from_code():
     "What a section says, and apart from it the names that only its code has."
+    site_tool()  # which teaches smalldocs
     from smalldocs.markdown import render
     env = {"title": "x"}
     code = "```python\nfor x1 in drawn: token = categorical(p)\n```\n"

@@ -534,7 +534,7 @@ def test_what_can_not_be_followed_is_one_clear_line(folder, target, tmp_path, no
 @pytest.mark.parametrize("change, words", [
     (lambda c, t: c.update(draft_vocab_size=len(t["d2t"]) - 1), "another head"),
     (lambda c, t: t.pop("fc.weight"), "fc.weight"),
-    (lambda c, t: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 6]), "does not fit"),
+    (lambda c, t: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 7]), "does not fit"),
     (lambda c, t: c.pop("transformer_layer_config"), "can't be used"),
 ], ids=["vocabulary", "weight", "layers", "config"])
 def test_a_copy_that_can_not_be_read_departs_and_says_why(change, words, folder, target, tmp_path, no_engine):

@@ -270,10 +270,13 @@ def test_a_killed_workers_cell_is_done_again_on_a_shared_machine(head, tmp_path)
     "Two cells at a time; one fails, and one's worker is killed."
     kept, notes, pretend = {}, tmp_path / "notes", pretending(.3)
     def with_another(cell):
-        "Cell 0 lasts until another has begun: to start a second worker can take longer than all the cells."
+        "A cell lasts until two have been at work: to start a second worker can take longer than all the cells."
         import time
+        def two_began():
+            steps = [1 if line.startswith("begin") else -1 for line in notes.read_text().splitlines()]
+            return any(sum(steps[:i + 1]) > 1 for i in range(len(steps)))
         for _ in range(600):
-            if cell or notes.read_text().count("begin") > 1: break
+            if two_began(): break
             time.sleep(.1)
         return pretend(cell)
     noted = noting(notes, with_another)
