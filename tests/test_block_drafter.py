@@ -326,6 +326,20 @@ def test_saved_and_loaded(target, tmp_path, name):
     assert proposals(state, 3).tokens
 
 
+def test_what_a_config_leaves_out_is_the_librarys_default(target, tmp_path):
+    import json
+    said = dict(block_size=8, markov_rank=256, enable_confidence_head=True, confidence_head_with_markov=True)
+    save_block(random_block(target, **said), tmp_path, target)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    for name in (*said, "sample_from_anchor"): del stored[name]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    config = load_block(tmp_path, target).config
+    assert config.sample_from_anchor and {name: getattr(config, name) for name in said} == said
+    stored["draft_vocab_size"] = None
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ModelError, match="draft_vocab_size is None"): load_block(tmp_path, target)
+
+
 @pytest.mark.parametrize("wrong, words", [
     (dict(block_size=0), "block_size"), (dict(mask_token_id=24), "mask_token_id"),
     (dict(markov_rank=True), "markov_rank"),

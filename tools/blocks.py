@@ -79,8 +79,8 @@ def draft_seconds(target, drafter, ids: list[int]) -> float:
     return statistics.median(took)
 
 
-def speed(dtype: str, folders: dict[str, Path]) -> None:
-    "Fifteen prompts, everything in turn."
+def speed(dtype: str, folders: dict[str, Path], every: int = 1) -> None:
+    "The fifteen prompts, or every so many of them; everything in turn."
     from specdec.bench.run import environment
     from specdec.drafters.block import BlockDrafter
     from specdec.drafters.load import load_drafter, shipped
@@ -96,7 +96,7 @@ def speed(dtype: str, folders: dict[str, Path]) -> None:
         runs: dict = {(name, K): [] for name in pairs for K in KS}
         if temperature: runs |= {(f"{name}, block verification", K): [] for name in pairs for K in KS}
         steps = []
-        for prompt in prompts():
+        for prompt in prompts()[::every]:
             how = dict(max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1)
             alone = min((plain.generate(prompt.messages, method="plain", **how) for _ in range(2)), key=seconds)
             steps.append(seconds(alone) / max(1, alone.num_tokens - 1))
@@ -116,8 +116,9 @@ def speed(dtype: str, folders: dict[str, Path]) -> None:
     blocks = {name: isinstance(pair.drafter.drafter, BlockDrafter) for name, pair in pairs.items()}
     print(dtype, "a draft of five, in plain steps:", prices, "step", step)
     where = environment("cpu", dtype)
-    store("speed", dtype, {"runs": found, "draft": prices, "step": step, "blocks": blocks, "threads":
-                           torch.get_num_threads(), "processor": where["processor"], "prompts": len(prompts())})
+    store("speed", dtype, {
+        "runs": found, "draft": prices, "step": step, "blocks": blocks, "threads": torch.get_num_threads(),
+        "processor": where["processor"], "prompts": len(prompts()[::every])})
 
 
 if __name__ == "__main__":
@@ -126,8 +127,9 @@ if __name__ == "__main__":
     one, two = commands.add_parser("alpha"), commands.add_parser("speed")
     one.add_argument("--data", type=Path, required=True)
     two.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int4"])
+    two.add_argument("--every", type=int, default=1, metavar="N", help="one prompt in N")
     for each in (one, two): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
     given = parser.parse_args()
     named = {name: Path(folder) for name, folder in (each.split("=", 1) for each in given.folders)}
     if given.what == "alpha": alpha(given.data, named)
-    else: speed(given.dtype, named)
+    else: speed(given.dtype, named, given.every)

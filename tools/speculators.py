@@ -1,4 +1,4 @@
-"""Our feature heads against the `speculators` library: logits compared step by step.
+"""Our feature heads and blocks against the `speculators` library: logits compared step by step, row by row.
 
     python tools/speculators.py build/speculators --out nbs/data/speculators.json
 
@@ -40,6 +40,17 @@ THEIRS = {  # options of the heads that the library saves
     "a partial rotary factor": dict(num_layers=1, rotary=dict(partial_rotary_factor=0.5)),
     "no draft_vocab_size in the config": dict(num_layers=1, first=32000),
 }
+BLOCKS = {  # options of the blocks that both save
+    "a block (dflash)": dict(sample_from_anchor=False),
+    "a block (dflash) from its anchor": dict(num_layers=2),
+    "a chain (dspark)": dict(markov_rank=16),
+    "a chain (dspark) of two layers, with a confidence head": dict(
+        num_layers=2, markov_rank=16, enable_confidence_head=True, confidence_head_with_markov=True),
+    "a chain (dspark) not from its anchor": dict(
+        sample_from_anchor=False, markov_rank=8, enable_confidence_head=True),
+    "a block of all tokens": dict(draft_every=1, sample_from_anchor=False),
+}
+ANCHORS, SIZE = [5, 12, 19], 5  # where blocks begin, and how many rows each has
 OLDER = "an older checkpoint, turned into a folder by speculators convert"
 SHIPPED = "the trained head of the package, in two files"
 EVERY = 6  # the draft vocabulary is every sixth token, unless the options say otherwise
@@ -111,7 +122,68 @@ def theirs(work: Path) -> None:
         save_file(logits(model, features_of(options)), work / "theirs" / f"{i}.safetensors")
 
 
+    blocks_theirs(work, config_of, given)
+
+
+def blocks_theirs(work: Path, config_of, given: dict) -> None:
+    "The same of blocks: what the library's own forward hands to its loss."
+    from unittest import mock
+
+    import torch
+    from safetensors.torch import load_file, save_file
+    from speculators.models.dflash.core import DFlashDraftModel
+    from speculators.models.dspark.core import DSparkDraftModel
+
+    tokens, features = given["tokens"], given["features"]
+    def logits(model) -> dict:
+        "Of each row, and of the confidence head if there is one."
+        found, module = [], type(model).__module__
+        def anchors(*_): return torch.tensor(ANCHORS), torch.ones(len(ANCHORS), dtype=torch.bool)
+        def caught(said, _, more, *rest, **options):
+            found.append(said[0].view(len(ANCHORS), SIZE, -1))
+            if getattr(model, "confidence_head", None) is not None: found.append(more[0].view(len(ANCHORS), SIZE))
+            return None, {}
+        with mock.patch("speculators.models.dflash.core.select_anchors", anchors), \
+             mock.patch(f"{module}.compute_metrics", caught), torch.no_grad():
+            model.eval()(features, tokens, torch.ones(tokens.shape), torch.zeros(*tokens.shape, model.config
+                         .transformer_layer_config.hidden_size), torch.zeros_like(tokens), max_anchors=len(ANCHORS))
+        skipped = int(not model.config.sample_from_anchor)
+        rows = {f"{k}": found[0][:, k + skipped].contiguous() for k in range(SIZE - skipped)}
+        return rows | {f"{SIZE - skipped}": c[:, skipped:].contiguous() for c in found[1:]}
+
+    for folder in sorted((work / "blocks").iterdir()):
+        stored = json.loads((folder / "config.json").read_text())
+        cls = DSparkDraftModel if stored["speculators_model_type"] == "dspark" else DFlashDraftModel
+        model = cls.from_pretrained(folder, config=config_of(folder), dtype=torch.float32)
+        model.load_verifier_weights()
+        save_file(logits(model), work / f"{folder.name}.blocks.safetensors")
+        ids = load_file(folder / "model.safetensors").get("d2t")  # and one of the library's own, of the same shape
+        torch.manual_seed(int(folder.name))
+        model = cls(config_of(folder))
+        if ids is not None:
+            ids = ids + torch.arange(len(ids))
+            model.load_vocab_mappings(
+                torch.zeros(model.verifier_vocab_size, dtype=torch.bool).index_fill(0, ids, True),
+                ids - torch.arange(len(ids)))
+        model.load_verifier_weights()
+        for name, parameter in model.named_parameters():
+            if "norm" in name: parameter.data += 0.1 * torch.randn_like(parameter)
+        model.save_pretrained(work / "their_blocks" / folder.name)
+        save_file(logits(model), work / "their_blocks" / f"{folder.name}.safetensors")
+
+
 # in our own environment
+
+def block_rows(block, tokens, features, off=0): # [1, A, D] of each row, then [1, A, rows] of the confidence head
+    "What a block of ours says where the text goes on as it does."
+    import torch
+    anchors = torch.tensor(ANCHORS)
+    states = block.states(tokens, features, torch.zeros_like(anchors), anchors, block.config.most)
+    before = tokens[0][anchors[:, None] + torch.arange(block.config.most) - off]
+    rows = [*block.logits(states, before).unbind(1)]
+    confidence = block.confidence(states, before)
+    return [row[None] for row in rows + ([] if confidence is None else [confidence])]
+
 
 def save_older(head, folder: Path, verifier: Path) -> None:
     "A head as EAGLE's authors store one: the layer called midlayer, sizes in one flat config, a pickle."
@@ -154,6 +226,7 @@ def compare(python: Path, length: int = 96) -> dict:
     import torch
     from safetensors.torch import load_file, save_file
 
+    from specdec.drafters.block import init_block, load_block, save_block
     from specdec.drafters.head import init_from_target, load_head, save_head, share_embedding
     from specdec.drafters.load import shipped
     from specdec.models.hub import encode, fetch, load_tokenizer, prompts
@@ -168,6 +241,15 @@ def compare(python: Path, length: int = 96) -> dict:
                 # norms of 1 would hide one that is left out
                 if "norm" in name: parameter += 0.1 * torch.randn_like(parameter)
         return head
+
+    def made_block(draft_every=EVERY, **options):
+        block = init_block(target, torch.arange(0, target.vocab_size, draft_every), mask_token_id=4, block_size=SIZE,
+                           layers=layers, **options)
+        with torch.no_grad():
+            for name, parameter in block.named_parameters():
+                if "norm" in name: parameter += 0.1 * torch.randn_like(parameter)
+                if "markov" in name or "confidence" in name: parameter += 0.3 * torch.randn_like(parameter)
+        return block
 
     torch.manual_seed(0)
     heads = []
@@ -189,7 +271,7 @@ def compare(python: Path, length: int = 96) -> dict:
 
     with tempfile.TemporaryDirectory() as temporary, torch.no_grad():
         work = Path(temporary)
-        (work / "theirs").mkdir()
+        for name in ("theirs", "their_blocks"): (work / name).mkdir()
         save_file(dict(tokens=tokens, **given), work / "features.safetensors")
         for i, (head, options) in enumerate(zip(heads, OURS.values())):
             save_head(head, work / "ours" / str(i), target, verifier=str(fetch()), embedding="embedding" in options)
@@ -201,6 +283,8 @@ def compare(python: Path, length: int = 96) -> dict:
         config["speculators_config"]["verifier"]["name_or_path"] = str(fetch())  # there is no hub to take it from
         (trained / "config.json").write_text(json.dumps(config))
         heads.append(share_embedding(load_head(trained, target), target))
+        blocks = [made_block(**options) for options in BLOCKS.values()]
+        for i, block in enumerate(blocks): save_block(block, work / "blocks" / str(i), target, verifier=str(fetch()))
         # -I: or this file would be what `import speculators` finds
         command = [str(python), "-I", "-W", "ignore", __file__, "--theirs", str(work)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -216,6 +300,15 @@ def compare(python: Path, length: int = 96) -> dict:
         same = dict(enumerate(heads[0](tokens, features, STEPS)))
         line("theirs, loaded by us", OLDER, share_embedding(converted, target)(tokens, features, STEPS),
              {str(s): rows[0] for s, rows in same.items()})
+        for i, (case, block) in enumerate(zip(BLOCKS, blocks)):
+            line("ours, loaded by speculators", case, block_rows(block, tokens, features),
+                 load_file(work / f"{i}.blocks.safetensors"))
+            other = share_embedding(load_block(work / "their_blocks" / str(i), target), target)
+            line("theirs, loaded by us", case, block_rows(other, tokens, features),
+                 load_file(work / "their_blocks" / f"{i}.safetensors"))
+        chain = [*BLOCKS].index("a chain (dspark)")
+        line("ours, its bias a place off", "negative control", block_rows(blocks[chain], tokens, features, 1),
+             load_file(work / f"{chain}.blocks.safetensors"))
         wrong = made()
         stored = load_file(work / "0.theirs.safetensors")
         line("ours, against another head", "negative control", wrong(tokens, features, STEPS), stored)

@@ -313,7 +313,7 @@ def device_facts(device: "torch.device") -> dict:
         "driver": f"CUDA {version // 1000}.{version % 1000 // 10}" if cuda else None,
         "dtype": str(pick_dtype("auto", device)).removeprefix("torch."),
         "why": "multiplied in hardware, and half as large as float32" if has_bfloat16(device) else
-               "bfloat16 isn't multiplied in hardware, and would be slower",
+               "bfloat16 isn't multiplied in hardware, and several rows would be slower",
         "name": torch.cuda.get_device_name(device) if cuda else processor_name(),
         "free_bytes": free, "bandwidth": memory_bandwidth(device, repeats=3) if measured else None,
     }
@@ -507,8 +507,8 @@ def expect(findings: Findings) -> None:
                                f"{device['why']}.")
         if bound: findings.expect.append(
             f"Its memory was read at {device['bandwidth'] / 1e9:.0f} GB/s, so plain decoding with "
-            f"the default model makes at most {bound:.0f} tokens/s there while the machine is as "
-            "busy as now; speculative decoding may make more.")
+            f"the default model in {device['dtype']} makes at most {bound:.0f} tokens/s there "
+            "while the machine is as busy as now; speculative decoding may make more.")
     facts = findings.facts.get("processor")
     if facts and facts["packed"]["float32"]: findings.expect.append(
         f"On cpu with --dtype float32{' or int8' * facts['int8']} and -K up to 15, plain and "

@@ -559,7 +559,10 @@ def as_block_config(stored: dict, depth: int) -> BlockConfig: # depth: layers of
     names = {field.name for field in fields(BlockConfig)} - {"decoder", "layers"}
     more = {n: stored[n] for n in names & stored.keys()}
     dspark = stored["speculators_model_type"] == "dspark"
-    defaults = dict(block_size=8, sample_from_anchor=dspark)  # of the library's
+    # the library's, where a config leaves them out
+    defaults = dict(block_size=8, sample_from_anchor=dspark, draft_vocab_size=32_000)
+    heads = ("enable_confidence_head", "confidence_head_with_markov")
+    if dspark: defaults |= dict(markov_rank=256) | dict.fromkeys(heads, True)
     layers = tuple(stored["aux_hidden_state_layer_ids"])
     config = BlockConfig(decoder, layers, **defaults | more)
     wrong = {name: getattr(config, name) for name, least, most in (

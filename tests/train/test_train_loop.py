@@ -18,6 +18,7 @@ from specdec.sampling import SamplingParams, SeededRandom
 from specdec.train.data import claim, read_rows, split_rows
 from specdec.train.loop import (
     HeldOut,
+    Muon,
     Training,
     _Loss,
     distillation_loss,
@@ -61,6 +62,26 @@ def test_schedules():
     assert [learning_rate_at(s, 100, 5, "trapezoid") for s in range(80)] == [
         learning_rate_at(s, 200, 5, "trapezoid") for s in range(80)
     ]
+
+
+@pytest.mark.parametrize("shape", [(12, 20), (20, 12), (16, 16)], ids=str)
+def test_muon_is_pytorchs_in_either_precision(shape):
+    "To the bit in bfloat16; in float32 the same direction, and a step that is not turned would be seen."
+    generator = torch.Generator().manual_seed(0)
+    begin, *gradients = torch.randn(4, *shape, generator=generator)
+    ends = {}
+    for name, dtype in {"theirs": None, "bits": torch.bfloat16, "float32": torch.float32}.items():
+        w = torch.nn.Parameter(begin.clone())
+        optimizer = Muon([w], lr=.02) if dtype else torch.optim.Muon([w], lr=.02, weight_decay=0)
+        if dtype: optimizer.dtype = dtype
+        for gradient in gradients:
+            w.grad = gradient.clone()
+            optimizer.step()
+        ends[name] = w.detach()
+    moved = (ends["theirs"] - begin).norm()
+    assert torch.equal(ends["bits"], ends["theirs"])
+    assert 0 < (ends["float32"] - ends["theirs"]).norm() < .05 * moved
+    assert (begin - .02 * sum(gradients) - ends["theirs"]).norm() > moved
 
 
 def test_muon_gets_the_matrices_inside(folder, data, tmp_path, target):

@@ -156,13 +156,15 @@ def test_sliders_move_with_the_keyboard_and_the_figures_follow(page):
     assert slide(page, "K", "ArrowLeft", 6) == "2"  # while it writes
     page.wait_for_function("!document.querySelector('.sp-status').textContent.includes('…')")
     assert view(page, "text") != text
+    assert slide(page, "K", "ArrowRight", 2) == "4"  # and when it has been written
+    page.wait_for_function("document.querySelector('.sp-figures svg').textContent.includes('not run yet')")
     figure = view(page, "speedup")
     cut = page.eval_on_selector_all(".sp-figures svg text", """all => all.filter(e => {
       const {x, width} = e.getBBox();
       return x < 0 || x + width > 420;
     }).map(e => e.textContent)""")
     assert cut == [] and "not run yet" in figure  # where you are, and where you were
-    assert int(drag(page, "K", 40)) > 2  # and with the mouse
+    assert int(drag(page, "K", 40)) > 4  # and with the mouse
     page.wait_for_function(
         "before => (document.querySelector('.sp-figures svg')?.textContent ?? before) != before", arg=figure
     )
