@@ -1,12 +1,14 @@
 """What a block is worth beside the shipped head, kept in nbs/data/blocks.json:
 
     python tools/blocks.py alpha --data SAMPLES NAME=FOLDER …
+    python tools/blocks.py draft --dtype float32 NAME=FOLDER …
     python tools/blocks.py speed --dtype float32 NAME=FOLDER …
 
 `alpha`: of each block, and of the head, α by draft position on the rows that `specdec distill` holds out of SAMPLES (a
-folder of shards), with 95 % intervals. `speed`: the package's fifteen prompts at temperatures 0 and 1, plain decoding,
-the head and the blocks in turn, each with several K: the median of their times by plain decoding's, tokens a round, and
-what a draft of five costs in plain steps. Each replaces its own part of the file and leaves the others.
+folder of shards), with 95 % intervals. `draft`: what a draft of five costs, in plain steps. `speed`: the package's
+fifteen prompts at temperatures 0 and 1, plain decoding, the head and the blocks in turn, each with several K: the
+median of their times by plain decoding's, and tokens a round. Plain is the faster of the target's two layouts. Each
+replaces its own part of the file and leaves the others.
 """
 import argparse
 import json
@@ -55,7 +57,9 @@ def alpha(data: Path, folders: dict[str, Path]) -> None:
         content = {**summary, "rows": each.shape[-1], "intervals": interval(each)}
         if kind == "block":
             run = folder / "training" / "log.jsonl"
-            content["tokens"] = json.loads(run.read_text().splitlines()[-1])["tokens"] if run.exists() else None
+            lines = [json.loads(line) for line in run.read_text().splitlines()] if run.exists() else []
+            content["tokens"] = lines[-1]["tokens"] if lines else None
+            content["curve"] = [[line["tokens"], line["alpha"]] for line in lines]
             content["weights"] = sum(p.numel() for p in trained.parameters())
         print(name, json.dumps(content), flush=True)
         store("alpha", name, content)
@@ -79,57 +83,85 @@ def draft_seconds(target, drafter, ids: list[int]) -> float:
     return statistics.median(took)
 
 
+def everyone(dtype: str, folders: dict[str, Path]):
+    "The target in both layouts, and its drafters by name: the head that ships, and the blocks."
+    from specdec.drafters.load import load_drafter, shipped
+    from specdec.models.loading import load
+    target, fast = load("smollm2", "cpu", dtype), load("smollm2", "cpu", dtype, use="plain")
+    named = {"head": shipped("smollm2-head"), **folders}
+    drafters = {name: load_drafter(folder, target).drafter for name, folder in named.items()}
+    for drafter in drafters.values(): drafter.stop_below = 0.0  # a draft of K has K tokens
+    return [target, fast], drafters
+
+
+def draft(dtype: str, folders: dict[str, Path]) -> None:
+    "What a draft of five costs."
+    from specdec.bench.run import environment
+    from specdec.models.hub import encode, prompts
+    targets, drafters = everyone(dtype, folders)
+    ids = encode(targets[0].tokenizer, prompts()[10].text)[:96]
+    step = min(map(step_seconds, targets, [ids] * 2))
+    prices = {name: draft_seconds(targets[0], drafter, ids) / step for name, drafter in drafters.items()}
+    print(dtype, "a draft of five, in plain steps:", prices, "step", step)
+    where = environment("cpu", dtype)
+    store("draft", dtype, {"prices": prices, "step": step, "tokens": DRAFT, "threads": torch.get_num_threads(),
+                           "processor": where["processor"]})
+
+
+def step_seconds(target, ids: list[int]) -> float:
+    "A plain step behind them, the median."
+    cache, took = target.new_cache(len(ids) + 1), []
+    target.forward(torch.tensor([ids]), cache, last=1)
+    for _ in range(50):
+        start = time.perf_counter()
+        target.forward(torch.tensor([ids[-1:]]), cache)
+        took.append(time.perf_counter() - start)
+        cache.rollback(len(ids))
+    return statistics.median(took)
+
+
 def speed(dtype: str, folders: dict[str, Path], every: int = 1) -> None:
     "The fifteen prompts, or every so many of them; everything in turn."
     from specdec.bench.run import environment
-    from specdec.drafters.block import BlockDrafter
-    from specdec.drafters.load import load_drafter, shipped
     from specdec.engine.block import block_verification
-    from specdec.models.hub import encode, prompts
-    from specdec.models.loading import load
+    from specdec.models.hub import prompts
     from specdec.pair import Pair
-    target, fast = load("smollm2", "cpu", dtype), load("smollm2", "cpu", dtype, use="plain")
-    pairs = {name: Pair(target, load_drafter(folder, target))
-             for name, folder in {"head": shipped("smollm2-head"), **folders}.items()}
-    plain, found = Pair(fast), {}
+    targets, drafters = everyone(dtype, folders)
+    plains, found = [Pair(target) for target in targets], {}
+    pairs = {name: Pair(targets[0], drafter) for name, drafter in drafters.items()}
     for temperature in (0.0, 1.0):
         runs: dict = {(name, K): [] for name in pairs for K in KS}
         if temperature: runs |= {(f"{name}, block verification", K): [] for name in pairs for K in KS}
-        steps = []
         for prompt in prompts()[::every]:
             how = dict(max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1)
-            alone = min((plain.generate(prompt.messages, method="plain", **how) for _ in range(2)), key=seconds)
-            steps.append(seconds(alone) / max(1, alone.num_tokens - 1))
+            plain = [pair.generate(prompt.messages, method="plain", **how) for pair in plains for _ in range(2)]
+            alone = min(plain, key=seconds)
+            step = seconds(alone) / max(1, alone.num_tokens - 1)
             for (name, K), kept in runs.items():
                 rule = block_verification if "," in name else None
                 pair = pairs[name.split(",")[0]]
                 tries = [pair.generate(prompt.messages, K=K, verify=rule, **how) for _ in range(2)]
                 best = min(tries, key=seconds)
-                kept.append((steps[-1] * (best.num_tokens - 1) / seconds(best), best.tokens_per_step))
+                kept.append((step * (best.num_tokens - 1) / seconds(best), best.tokens_per_step))
         for (name, K), kept in runs.items():
             ratio, tau = (statistics.median(column) for column in zip(*kept))
             found[f"{name}, T = {temperature:g}, K = {K}"] = {"speed": ratio, "tau": tau}
             print(dtype, temperature, name, K, round(ratio, 3), round(tau, 3), flush=True)
-    ids = encode(target.tokenizer, prompts()[10].text)[:96]
-    step = statistics.median(steps)
-    prices = {name: draft_seconds(target, pair.drafter, ids) / step for name, pair in pairs.items()}
-    blocks = {name: isinstance(pair.drafter.drafter, BlockDrafter) for name, pair in pairs.items()}
-    print(dtype, "a draft of five, in plain steps:", prices, "step", step)
     where = environment("cpu", dtype)
-    store("speed", dtype, {
-        "runs": found, "draft": prices, "step": step, "blocks": blocks, "threads": torch.get_num_threads(),
-        "processor": where["processor"], "prompts": len(prompts()[::every])})
+    store("speed", dtype, {"runs": found, "threads": torch.get_num_threads(), "processor": where["processor"],
+                           "prompts": len(prompts()[::every])})
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="what")
-    one, two = commands.add_parser("alpha"), commands.add_parser("speed")
+    one, two, three = (commands.add_parser(name) for name in ("alpha", "speed", "draft"))
     one.add_argument("--data", type=Path, required=True)
-    two.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int4"])
+    for each in (two, three): each.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int4"])
     two.add_argument("--every", type=int, default=1, metavar="N", help="one prompt in N")
-    for each in (one, two): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
+    for each in (one, two, three): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
     given = parser.parse_args()
     named = {name: Path(folder) for name, folder in (each.split("=", 1) for each in given.folders)}
     if given.what == "alpha": alpha(given.data, named)
+    elif given.what == "draft": draft(given.dtype, named)
     else: speed(given.dtype, named, given.every)
