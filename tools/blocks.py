@@ -83,7 +83,7 @@ def draft_seconds(target, drafter, ids: list[int]) -> float:
     return statistics.median(took)
 
 
-def everyone(dtype: str, folders: dict[str, Path]):
+def target_and_drafters(dtype: str, folders: dict[str, Path]):
     "The target in both layouts, and its drafters by name: the head that ships, and the blocks."
     from specdec.drafters.load import load_drafter, shipped
     from specdec.models.loading import load
@@ -98,7 +98,7 @@ def draft(dtype: str, folders: dict[str, Path]) -> None:
     "What a draft of five costs."
     from specdec.bench.run import environment
     from specdec.models.hub import encode, prompts
-    targets, drafters = everyone(dtype, folders)
+    targets, drafters = target_and_drafters(dtype, folders)
     ids = encode(targets[0].tokenizer, prompts()[10].text)[:96]
     step = min(map(step_seconds, targets, [ids] * 2))
     prices = {name: draft_seconds(targets[0], drafter, ids) / step for name, drafter in drafters.items()}
@@ -120,19 +120,19 @@ def step_seconds(target, ids: list[int]) -> float:
     return statistics.median(took)
 
 
-def speed(dtype: str, folders: dict[str, Path], every: int = 1) -> None:
-    "The fifteen prompts, or every so many of them; everything in turn."
+def speed(dtype: str, folders: dict[str, Path]) -> None:
+    "The fifteen prompts, everything in turn."
     from specdec.bench.run import environment
     from specdec.engine.block import block_verification
     from specdec.models.hub import prompts
     from specdec.pair import Pair
-    targets, drafters = everyone(dtype, folders)
+    targets, drafters = target_and_drafters(dtype, folders)
     plains, found = [Pair(target) for target in targets], {}
     pairs = {name: Pair(targets[0], drafter) for name, drafter in drafters.items()}
     for temperature in (0.0, 1.0):
         runs: dict = {(name, K): [] for name in pairs for K in KS}
         if temperature: runs |= {(f"{name}, block verification", K): [] for name in pairs for K in KS}
-        for prompt in prompts()[::every]:
+        for prompt in prompts():
             how = dict(max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1)
             plain = [pair.generate(prompt.messages, method="plain", **how) for pair in plains for _ in range(2)]
             alone = min(plain, key=seconds)
@@ -149,7 +149,7 @@ def speed(dtype: str, folders: dict[str, Path], every: int = 1) -> None:
             print(dtype, temperature, name, K, round(ratio, 3), round(tau, 3), flush=True)
     where = environment("cpu", dtype)
     store("speed", dtype, {"runs": found, "threads": torch.get_num_threads(), "processor": where["processor"],
-                           "prompts": len(prompts()[::every])})
+                           "prompts": len(prompts())})
 
 
 if __name__ == "__main__":
@@ -158,10 +158,9 @@ if __name__ == "__main__":
     one, two, three = (commands.add_parser(name) for name in ("alpha", "speed", "draft"))
     one.add_argument("--data", type=Path, required=True)
     for each in (two, three): each.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int4"])
-    two.add_argument("--every", type=int, default=1, metavar="N", help="one prompt in N")
     for each in (one, two, three): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
     given = parser.parse_args()
     named = {name: Path(folder) for name, folder in (each.split("=", 1) for each in given.folders)}
     if given.what == "alpha": alpha(given.data, named)
     elif given.what == "draft": draft(given.dtype, named)
-    else: speed(given.dtype, named, given.every)
+    else: speed(given.dtype, named)

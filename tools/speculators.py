@@ -120,8 +120,6 @@ def theirs(work: Path) -> None:
             assert saved.pop("draft_vocab_size") == options["first"]
             (work / "theirs" / str(i) / "config.json").write_text(json.dumps(saved))
         save_file(logits(model, features_of(options)), work / "theirs" / f"{i}.safetensors")
-
-
     blocks_theirs(work, config_of, given)
 
 

@@ -71,11 +71,12 @@ def orthogonalised(x: Tensor, dtype: torch.dtype) -> Tensor: # [m, n]
     return wide if x.shape[0] <= x.shape[1] else wide.T
 
 class Muon(torch.optim.Optimizer):
-    "PyTorch's Muon without weight decay; its products in float32 where bfloat16 isn't hardware's."
+    """PyTorch's Muon (Jordan et al. 2024) without weight decay; its products are in float32 where
+    the device doesn't multiply bfloat16 in hardware."""
     def __init__(self, params: Sequence[nn.Parameter], lr: float):
         super().__init__(params, dict(lr=lr))
-        fast = has_bfloat16(self.param_groups[0]["params"][0].device)
-        self.dtype = torch.bfloat16 if fast else torch.float32
+        device = self.param_groups[0]["params"][0].device
+        self.dtype = torch.bfloat16 if has_bfloat16(device) else torch.float32
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None: # type: ignore[override]

@@ -262,7 +262,7 @@ d.distill(config)
     alone, begun = weights(one.out), training_tensors(Training(one, target, read_rows(data, V)).student.module, {})
     for name, a in ranks[0].items():
         assert torch.isfinite(a).all() and torch.equal(a, ranks[1][name])
-        # sums in another order, and Muon's products are in bfloat16
+        # sums in another order, and Muon's products may be in bfloat16
         assert (a - alone[name]).norm() < 0.25 * (begun[name] - alone[name]).norm()
 
 
