@@ -114,9 +114,9 @@ def draw_round(said: list[str], rounds: list[dict], still: bool = False) -> str:
 
     body.append(f'<rect x="{left}" y="2" width="{width}" height="86" rx="6" fill="none" stroke="{FAINT}"/>')
     for token in said: body += written(token)
-    label(114, "1  Draft", "a cheap model guesses, from its q")
-    label(182, "2  Verify", "one forward of the target: p at every place")
-    label(244, "3  Keep or replace", "keep with probability min(1, p/q)")
+    label(114, "1  Draft", "a cheap drafter guesses")
+    label(182, "2  Verify", "one forward of the target")
+    label(244, "3  Keep or replace", "so that the text stays the target’s")
     tokens, commits = 0, [each * n + 3.4 + .3 * r["accepted"] for n, r in enumerate(rounds)]
     for n, r in enumerate(rounds):
         last = n == len(rounds) - 1
@@ -132,7 +132,7 @@ def draw_round(said: list[str], rounds: list[dict], still: bool = False) -> str:
             body.append(film.seen(verdict, start + 2.8 + .3 * min(i, r["accepted"]), end))
         bar = f'<rect x="{left}" y="190" width="{width}" height="26" rx="6" fill="{INK}"/>'
         body.append(film.seen([bar], start + 1.6, end, grows=True))
-        words = text(left + width / 2, 208, "p for all of them at once", 15, "middle", 'fill="#ffffff"')
+        words = text(left + width / 2, 208, "its probabilities at every place, at once", 15, "middle", 'fill="#ffffff"')
         body.append(film.seen([words], start + 2.5, end))
         x, bonus = left + step * r["accepted"], r["accepted"] == len(r["draft"])
         own = box(x, 252 if bonus else 292, wide, shown(r["own"]), FILL["bonus" if bonus else "corrected"],
