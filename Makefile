@@ -16,7 +16,7 @@ NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
-test: setup                 ## the package: lint, types, and every distribution, model and command; twelve minutes
+test: setup                 ## the package: lint, types, and every distribution, model and command; half an hour on two cores
 	$(MAKE) --no-print-directory --jobs 2 check-code test-package
 
 test-package: model         # what stands in tests/ itself, not in its folders

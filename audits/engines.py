@@ -395,7 +395,7 @@ def llamacpp_lookup() -> Opened: return _llamacpp("NGRAM_CACHE")
 def llamacpp_server() -> Opened: return _llamacpp("DRAFT_SIMPLE", served=True)
 
 
-def _vllm(drafting: Callable[[Checkpoints], dict]) -> Opened:
+def _vllm(drafting: Callable[[Checkpoints], dict], temperature: float = 1.0) -> Opened:
     "An engine of vLLM with this speculative configuration."
     here = {"ENABLE_V1_MULTIPROCESSING": "0", "CPU_KVCACHE_SPACE": "1", "NO_USAGE_STATS": "1",
             "CPU_OMP_THREADS_BIND": "nobind"}
@@ -408,8 +408,8 @@ def _vllm(drafting: Callable[[Checkpoints], dict]) -> Opened:
                   max_num_seqs=1, enable_prefix_caching=False, disable_log_stats=False,
                   speculative_config=more)
         def generate(ids: list[int], n: int, seed: int) -> list[int]:
-            settings = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, max_tokens=n, seed=seed,
-                                      ignore_eos=True)
+            settings = SamplingParams(temperature=temperature, top_p=1.0, top_k=0, max_tokens=n,
+                                      seed=seed, ignore_eos=True)
             found, = llm.generate([{"prompt_token_ids": ids}], settings, use_tqdm=False)
             if drafts: engine.accepted = sum(
                 each.value for each in llm.get_metrics()
@@ -420,9 +420,9 @@ def _vllm(drafting: Callable[[Checkpoints], dict]) -> Opened:
     return opened
 
 
-def vllm_draft() -> Opened:
+def vllm_draft(temperature: float = 1.0) -> Opened:
     return _vllm(lambda files: {"method": "draft_model", "model": str(files.draft),
-                                "draft_sample_method": "probabilistic"})
+                                "draft_sample_method": "probabilistic"}, temperature)
 
 
 def vllm_lookup() -> Opened:

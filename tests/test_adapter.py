@@ -1,7 +1,6 @@
 "The wrapper around transformers: any architecture that can be rolled back, and a refusal for those that can't."
 import inspect
 import warnings
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -91,6 +90,14 @@ def test_longrope_ends_where_its_frequencies_change():
 
 def test_transformers_makes_no_mask_for_rounded_views():
     with pytest.raises(InputError, match="multiple=1"): as_transformers_cache(KVCache(1, 8, multiple=4))
+
+
+@pytest.mark.parametrize("kind", [transformers.StaticCache, transformers.DynamicCache])
+def test_a_cache_of_the_librarys_is_refused_with_what_takes_it(kind):
+    module = random_model(LlamaConfig(**SMALL))
+    cache = kind(config=module.config, **(dict(max_cache_len=16) if kind is transformers.StaticCache else {}))
+    with pytest.raises(InputError, match=f"takes a KVCache, .* not a {kind.__name__}: .*transformers_generate"):
+        TransformersLM(module).forward(tokens(8), cache)
 
 
 def test_generate_of_transformers_on_this_cache():
@@ -388,7 +395,6 @@ def test_adapters_in_layers_are_looked_through_and_tokens_before_the_text_refuse
         TransformersLM(Adapted(module, prompt_learning=True))
 
 
-@pytest.mark.skipif(find_spec("peft") is None, reason="needs pip install peft")
 def test_a_model_of_peft():
     import peft
     module, ids = random_model(LLAMA), tokens(20, 1)

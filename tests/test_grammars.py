@@ -279,7 +279,7 @@ def test_a_dead_end_is_told():
 @pytest.mark.parametrize("make", [lambda: JSONSchema(SCHEMA), lambda: Regex("a")], ids=["schema", "pattern"])
 def test_without_the_library_the_command_is_told(make, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
-    with pytest.raises(ModelError, match=r"pip install \"specdec-nb\[grammars\]\""): make()
+    with pytest.raises(ModelError, match=r"pip install -e \"\.\[grammars\]\""): make()
 
 
 def test_a_result_says_its_grammar_and_a_file_cannot_hold_it():

@@ -135,17 +135,18 @@ def test_greedy_texts_are_equal(K, tmp_path):
 @eight_bits
 @pytest.mark.parametrize("name", ["smollm2-head", pytest.param("smollm2-ngram", marks=pytest.mark.slow)])
 def test_a_pair_in_eight_bits(name):
-    "Token for token what plain decoding writes, also in a batch; the head drafts in float32."
+    "Token for token what plain decoding writes, also in a batch, and at temperature 1; the head drafts in float32."
     pair = load_pair(name, "cpu", "int8")
     assert pair.target.int8 and pair.target.precision == pair.target.kept_as == "int8"
     assert pair.target.batch_invariant and pair.target.dtype == torch.float32
     asked = [[{"role": "user", "content": text}] for text in ("How do bees make honey?", "What is 2+2?")]
-    how = dict(max_new_tokens=20, ignore_eos=True)
-    plain = [pair.generate(text, method="plain", **how).generated_ids for text in asked]
-    for text, ids in zip(asked, plain):
-        result = pair.generate(text, K=3, **how)
-        assert result.generated_ids == ids and len(ids) == 20 and result.num_drafted
-    assert [result.generated_ids for result in pair.generate(asked, K=3, **how)] == plain
+    for T in (0.0, 1.0):
+        how = dict(max_new_tokens=20, ignore_eos=True, temperature=T, same_text=True)
+        plain = [pair.generate(text, method="plain", seed=i, **how).generated_ids for i, text in enumerate(asked)]
+        for i, (text, ids) in enumerate(zip(asked, plain)):
+            result = pair.generate(text, K=3, seed=i, **how)
+            assert result.generated_ids == ids and len(ids) == 20 and result.num_drafted and result.same_text_as_plain
+        assert [result.generated_ids for result in pair.generate(asked, K=3, seed=0, **how)] == plain
 
 
 # --- the distribution, and the operator that spoils it

@@ -84,6 +84,12 @@ class Rereader(CausalLM):
 
 
 @pytest.mark.parametrize("kind", [TokenCache, Counted])
+def test_a_foreign_cache_is_not_truncated_by_ours(kind):
+    with pytest.raises(InputError, match=rf"a KVCache, not a {kind.__name__}: make a new_cache .* copy_from"):
+        truncate_cache(kind(8), 0)
+
+
+@pytest.mark.parametrize("kind", [TokenCache, Counted])
 @pytest.mark.parametrize(
     "how", [dict(), dict(temperature=1.0, seed=3), dict(K="adaptive"), dict(method="plain")], ids=str)
 def test_a_foreign_cache_decodes_what_ours_does(how, kind):

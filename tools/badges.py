@@ -3,11 +3,11 @@
 
 - Its heading is the title that nbs/sidebar.yml has for it, and a link that calls another notebook by its file's name
   calls it by its title. ("the [gallery](…)" stays: with an article it is a word, not a name.)
-- A badge under the title opens the notebook in Colab, as it was when the version in settings.ini was released; beside
-  it stands the module that the notebook builds.
+- A badge under the title opens the notebook in Colab, as it is on the branch that settings.ini names; beside it stands
+  the module that the notebook builds.
 - An install cell, hidden on the site, does something only where `specdec` isn't installed: in Colab, in Kaggle, or
-  where the file lies alone. It installs that same version, or the repository as it is where the index has no such
-  release, and fetches the default model. For the few notebooks that read the repository's files it takes a copy of
+  where the file lies alone. It installs the version in settings.ini, or the repository as it is where the index has no
+  such release, and fetches the default model. For the few notebooks that read the repository's files it takes a copy of
   them as well.
 - The kernel, so that Jupyter need not ask for one.
 - What the site hides or folds, JupyterLab folds: set-up, imports, tests, drawing.
@@ -39,11 +39,11 @@ MODULE = re.compile(r"^#\|\s*(default_exp|exports?i?)[ \t]+(\w[\w.]*)[ \t]*$", r
 UNSEEN = re.compile(r"^#\|\s*(?:hide|include:\s*false|echo:\s*false|code-fold:\s*true)\s*$", re.M)
 
 
-def released() -> tuple[str, str, str, str]:
-    "Owner, repository, distribution and version, as settings.ini has them."
+def released() -> tuple[str, str, str, str, str]:
+    "Owner, repository, its branch, distribution and version, as settings.ini has them."
     settings = configparser.ConfigParser(delimiters=["="])
     settings.read(ROOT / "settings.ini", encoding="utf-8")
-    return tuple(settings["DEFAULT"][key] for key in ("user", "repo", "lib_name", "version"))
+    return tuple(settings["DEFAULT"][key] for key in ("user", "repo", "branch", "lib_name", "version"))
 
 
 def titles() -> dict[str, str]:
@@ -64,9 +64,9 @@ def badge(notebook: str, # relative to nbs/, such as "path/00_tour.ipynb"
          ) -> str:
     """The badge's Markdown, and what the notebook builds. Its picture lies beside the notebooks, so that no page
     fetches anything from another site."""
-    user, repo, _, version = released()
+    user, repo, branch, *_ = released()
     up = "../" * notebook.count("/")
-    there = f"https://colab.research.google.com/github/{user}/{repo}/blob/v{version}/nbs/{notebook}"
+    there = f"https://colab.research.google.com/github/{user}/{repo}/blob/{branch}/nbs/{notebook}"
     said = f" builds {', '.join(f'`{name}`' for name in built)}" if built else ""
     return f"[![Open in Colab]({up}images/colab.svg)]({there}){said}"
 
@@ -105,7 +105,7 @@ def install(notebook: str,
            ) -> str:
     """The code that makes a machine ready which has only Jupyter and this file: the package with what notebooks use
     besides, the default model, and the repository's files if need be; all of one version."""
-    user, repo, distribution, version = released()
+    user, repo, _, distribution, version = released()
     there = f"https://github.com/{user}/{repo}"
     lines = [
         "#| hide", "#| eval: false",

@@ -2,7 +2,7 @@
 
     python tools/choosing.py                  # on a quiet machine with two cores: twenty minutes
     python tools/choosing.py --only int4      # one dtype; the others' figures stay
-    python tools/choosing.py --target FILE.gguf --only int4 --count 3 --out OTHER.json  # editing, writing, explaining
+    python tools/choosing.py --target FILE.gguf --only file --count 6 --out OTHER.json  # a larger one, 20 minutes
 
 Each prompt is answered plainly, by the head (by lookup, for another target) with every fixed number of draft tokens,
 and as the default pair chooses by itself (by its clock, or by frozen prices), one way after the other, then the next
@@ -65,6 +65,7 @@ def measured(name: str, dtype: str, count: int, tokens: int) -> dict:
         found[f"{T:g}"] = {
             "tokens_per_second": {way: made / spent for way, spent in total.items()}, "best_fixed": fixed,
             "regret": total[CHOSEN] / total[fixed] - 1, "over_plain": float(np.median(ratios)),
+            "lowest": float(ratios.min()),
             "domains": {domain: float(np.median(ratios[np.array(domains) == domain])) for domain in sorted({*domains})},
             "costs": costs}
         print(dtype, json.dumps({f"{T:g}": found[f"{T:g}"]}), flush=True)
@@ -73,17 +74,19 @@ def measured(name: str, dtype: str, count: int, tokens: int) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=DTYPES, nargs="+", default=list(DTYPES))
+    parser.add_argument("--only", choices=(*DTYPES, "file"), nargs="+", default=list(DTYPES))
     parser.add_argument("--count", type=int, default=15, help="prompts, domains in turn")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--target", default=OURS, help="a name, folder or file that load takes")
     parser.add_argument("--out", type=Path, default=DATA)
     asked = parser.parse_args()
+    command = "python tools/choosing.py"
+    if asked.target != OURS: command += f" --target FILE.gguf --only {' '.join(asked.only)} --count {asked.count}"
     torch.set_num_threads(2)
     held = json.loads(asked.out.read_text()) if asked.out.exists() else {"results": {}}
     for dtype in asked.only:
         results = held["results"] | {dtype: measured(asked.target, dtype, asked.count, asked.tokens)}
-        held = {"command": "python tools/choosing.py", "target": Path(asked.target).name, "processor": processor_name(),
+        held = {"command": command, "target": Path(asked.target).name, "processor": processor_name(),
                 "threads": torch.get_num_threads(), "torch": torch.__version__, "load": round(os.getloadavg()[0], 1),
                 "prompts": asked.count, "tokens": asked.tokens, "K": USUAL, "results": results}
         write_json(asked.out, held)

@@ -866,7 +866,7 @@ def peers(
     and losses alike.
 
     All fifteen prompts take about an hour on two CPU cores, most of it for three precisions. A
-    minute goes to compiling one of the peers. llama.cpp: pip install "specdec-nb[peers]"."""
+    minute goes to compiling one of the peers. llama.cpp: pip install -e ".[peers]"."""
     from specdec.bench.run import check_installed
     check_installed("pandas", "jinja2")
     from specdec.bench.peers import PeersConfig, bench_peers, report_text

@@ -580,7 +580,7 @@ def report_lines(facts: dict) -> list[tuple[str, str]]: # title, text
     lines += [("costs", costs_line(pair)) for pair in facts.get("costs") or []]
     if e := facts.get("extras"):
         lines.append(("playground", "its panel can be shown" if e["playground"] else
-                      'not yet: pip install "specdec-nb[notebooks]"'))
+                      'not yet: pip install -e ".[notebooks]" in the checkout'))
     return lines
 
 # %% ../../nbs/use/10_doctor.ipynb #829608d8

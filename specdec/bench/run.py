@@ -235,7 +235,7 @@ def check_installed(*libraries: str) -> None: # as they are imported
     "Raise `ModelError`, with the command that helps, unless all of them are installed."
     missing = [name for name in libraries if find_spec(name) is None]
     if missing: raise ModelError(
-        f"This needs {', '.join(missing)}: pip install \"specdec-nb[bench]\"")
+        f"This needs {', '.join(missing)}: pip install -e \".[bench]\" in the checkout.")
 
 def amount(count: int, what: str) -> str: # such as "1 prompt" or "3 prompts"
     "A number of things."
@@ -1055,7 +1055,7 @@ def connected(address: str = "auto", # HOST:PORT; "auto": the cluster of this ma
     for name, value in BRIEF.items(): os.environ.setdefault(name, value)
     try: import ray
     except ImportError as error:
-        raise InputError('Ray is missing: pip install "specdec-nb[ray]".') from error
+        raise InputError('Ray is missing: pip install -e ".[ray]" in the checkout.') from error
     try: ray.init(address, log_to_driver=False, logging_level=logging.ERROR,
                   configure_logging=False)
     except Exception as error: raise unreachable(address, reason(error)) from error

@@ -22,8 +22,8 @@ RECENT = 5    # times of a length that count: their median is believed
 PROBE = 0.01  # of the time, spent on finding out whether something else pays by now
 
 class Times:
-    """Seconds by length: the median of the last times, and between and beyond the lengths that were
-    seen the shape of a prior."""
+    """Seconds by length: the median of the last times; between the lengths that were seen the shape
+    of a prior, and beyond them that or their own slope, whichever is steeper."""
     def __init__(self, shape: Callable[[int], float], # relative times, by length
                  began: float = 0.0): # s, on the same clock as `now`
         self.shape, self.began = shape, began
@@ -64,11 +64,15 @@ class Times:
 
 def _estimates(ratios: dict[int, float], lengths: Sequence[int],
                shape: Callable[[int], float]) -> list[float]: # s
-    "Ratios, interpolated, times the shape."
+    "Ratios, interpolated, times the shape; beyond the last no less than the line that leads to it."
     seen = sorted(ratios)
     between = np.interp(lengths, seen, [ratios[n] for n in seen]).tolist()
-    return [ratio * shape(n) for ratio, n in zip(between, lengths)]
-
+    found = [ratio * shape(n) for ratio, n in zip(between, lengths)]
+    first, last = seen[0], seen[-1]
+    if first == last: return found
+    low, high = ratios[first] * shape(first), ratios[last] * shape(last)
+    return [max(time, low + (high - low) * (n - first) / (last - first)) if n > last else time
+            for n, time in zip(lengths, found)]
 
 # %% ../../nbs/drafters/28_clock.ipynb #c10c0010
 # what each further row adds to a forward, in plain steps, before any was timed
@@ -119,13 +123,19 @@ class Clock:
 
     def prices(self, index: int, most: int, size: int = 1) -> list[float]: # [most], in plain steps
         """What a round costs in which each of `size` sequences has 1, 2, … draft tokens of a
-        drafter."""
+        drafter, as far as forwards of twice the rows of the longest one that was timed."""
         asked, key = self.asked, (index, most, size) # each sequence of a batch asks the same
         if key not in asked:
             step, *v = self.forward([size * (1 + n) for n in range(most + 1)], size)
             c = self.drafts[index].of(range(1, most + 1), unknown=self.forward([1])[0])
-            asked[key] = [(forward + size * draft) / step for forward, draft in zip(v, c)]
+            known = [(forward + size * draft) / step for forward, draft in zip(v, c)]
+            asked[key] = known[:self.reach(size)]
         return asked[key]
+
+    def reach(self, size: int) -> int | None: # None: there is no limit
+        "Draft tokens of each sequence, if a forward is twice as long as any that was timed."
+        times = None if self.frozen else self.forwards.get(size)
+        return max(1, 2 * max(times.known) // size - 1) if times else None
 
     def due(self, size: int = 1) -> bool:
         """Whether a plain step should be timed again. The first one is taken at once, two more
@@ -146,7 +156,6 @@ class Clock:
         c = [times.of((1, 4), unknown=self.forward([1])[0]) for times in self.drafts]
         each = [[round(first / step, 4), round((four - first) / 3 / step, 4)] for first, four in c]
         return {"step": round(step, 6), "verify": [round(each / step, 4) for each in v], "c": each}
-
 
 # %% ../../nbs/drafters/28_clock.ipynb #c10c0012
 @dataclass

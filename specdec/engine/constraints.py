@@ -123,7 +123,8 @@ def library():
     "llguidance, with its part for tokenizers; raises `ModelError` where it isn't installed."
     try: import llguidance.hf
     except ImportError as error: raise ModelError(
-        "Schemas and regular expressions need llguidance: pip install \"specdec-nb[grammars]\"."
+        'Schemas and regular expressions need llguidance: pip install -e ".[grammars]" in the '
+        "checkout."
     ) from error
     return llguidance
 

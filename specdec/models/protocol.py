@@ -211,7 +211,10 @@ def truncate_cache(cache: KVCache,
                    capacity: int | None = None, # of the copy, no less; None: the cache's
                   ) -> KVCache:
     """A copy of the cache's first positions; the cache itself stays as it is. (`KVCache.rollback`
-    forgets in place, and copies nothing.) Raises `InputError` for a length out of range."""
+    forgets in place, and copies nothing.) Raises `InputError` for a length out of range, and for a
+    cache of another class."""
+    check(isinstance(cache, KVCache), f"truncate_cache copies a KVCache, not a "
+          f"{type(cache).__name__}: make a new_cache of its model, and call copy_from of that.")
     name = f"The length to keep, of a cache that holds {cache.length},"
     length = require_int(keep_length, name, 0, cache.length)
     room = require_int(capacity or cache.capacity, "The copy's capacity", length)

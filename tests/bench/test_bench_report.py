@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_written_is_refused(results, tmp_path):
 
 def test_without_the_library_that_draws_the_command_that_helps_is_named(monkeypatch):
     monkeypatch.setattr("specdec.bench.run.find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r'needs matplotlib, pandas.*pip install "specdec-nb\[bench\]"'):
+    with pytest.raises(ModelError, match=r'needs matplotlib, pandas.*pip install -e "\.\[bench\]"'):
         check_installed("matplotlib", "pandas")
 
 

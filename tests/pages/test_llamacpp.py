@@ -200,7 +200,7 @@ def test_what_a_head_can_have_and_the_format_cannot(target):
 
 def test_without_the_package_it_is_said_and_nothing_fails(monkeypatch, target):
     monkeypatch.setattr(e, "find_spec", lambda name: None)
-    assert 'pip install "specdec-nb[peers]"' in e.llamacpp_missing()
+    assert 'pip install -e ".[peers]"' in e.llamacpp_missing()
     with pytest.raises(ModelError, match="not installed"): e.LlamaCpp("model.gguf")
     with pytest.raises(ModelError, match="not installed"): e.LlamaCppModes(target, "bfloat16")
 

@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((ROOT / "nbs").rglob("[!.]*.ipynb"))
 # names of other libraries, systems and formats, and strings that are examples
 OTHERS = set("""NaN p95 p99 LlamaRMSNorm LlamaAttention LlamaMLP LlamaDecoderLayer data uniform_ rand_like
 websockets Origin Host doctest bin pytorch_model LlamaForCausalLMEagle3 proc_pid_clear_refs speculators
-banana an aa trans sea load_in_8bit""".split())
+banana an aa trans sea load_in_8bit nbdev_test nbdev_docs""".split())
 ELSEWHERE = "nbs/use/elsewhere.ipynb"  # other systems' names; test_elsewhere holds ours
 PROSE = re.compile(r'"""[\s\S]*?"""|"[^"\n]*"|#[^\n]*')
 

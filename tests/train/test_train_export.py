@@ -223,7 +223,7 @@ def test_the_seed_decides(folder, data, tmp_path):
 @pytest.mark.parametrize("launcher", [
     "--multi_gpu",
     pytest.param("--use_deepspeed", marks=[pytest.mark.slow, pytest.mark.deepspeed, pytest.mark.skipif(
-        importlib.util.find_spec("deepspeed") is None, reason='needs pip install "specdec-nb[deepspeed]"')]),
+        importlib.util.find_spec("deepspeed") is None, reason='needs pip install -e ".[deepspeed]"')]),
 ])
 def test_two_processes_train_as_one(launcher, folder, data, tmp_path, target):
     """Started by accelerate's launcher on two CPU processes: equal weights on both, and the same as one process makes

@@ -142,7 +142,7 @@ def test_an_address_where_no_cluster_is(address, message):
 def test_without_ray(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r'pip install "specdec-nb\[ray\]"'), c.connected("auto"): pass
+    with pytest.raises(InputError, match=r'pip install -e "\.\[ray\]"'), c.connected("auto"): pass
 
 
 # A real cluster

@@ -149,7 +149,7 @@ def test_what_is_imported_is_the_wheel_and_all_of_it(installed, clone):
 def test_what_is_missing_is_named_with_its_extra(installed, clone):
     "Every extra that a message names is one that the package has."
     sources = "".join(path.read_text(encoding="utf-8") for path in (clone / "specdec").rglob("*.py"))
-    named = set(re.findall(r"specdec-nb\[(\w+)\]", sources))
+    named = set(re.findall(r'pip install -e \\?"\.\[(\w+)\]', sources))
     code = "from importlib.metadata import metadata; print(*metadata('specdec-nb').get_all('Provides-Extra'))"
     assert named and named <= set(installed("python", "-c", code).split())
 
