@@ -42,7 +42,7 @@ AUDIT = """() => {
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const element = walker.currentNode.parentElement, words = walker.currentNode.textContent.trim();
-    const aside = element.closest('script, style, .katex-mathml, [aria-hidden=true], :disabled');
+    const aside = element.closest('script, style, .katex-mathml, [aria-hidden=true]:not(.touch-idle), :disabled');
     if (!words || aside || alike(element) || !element.checkVisibility({visibilityProperty: true})) continue;
     const style = getComputedStyle(element), back = background(element), [r, g, b, a] = parse(style.color);
     const [x, y] = [luminance(over([r, g, b, a * opacity(element)], back)), luminance(back)];

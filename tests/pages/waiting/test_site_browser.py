@@ -180,7 +180,7 @@ def test_the_first_screen_shows_what_this_is(browser, site, width, height):
     tab.goto(f"{site}/index.html")
     first = tab.locator(".first-look")
     parts = [first.locator("p").first, first.locator("img"), first.locator(".choices a").first,
-             first.locator(".choices a").last]
+             first.locator(".choices a").last, first.locator("p", has_text="times as fast").first]
     for part in parts: assert part.bounding_box()["y"] + part.bounding_box()["height"] <= height
     assert first.locator(".choices a").count() == 2
     said = tab.locator("main p").filter(has=tab.locator("mi, .mord.mathnormal")).first.inner_text()
