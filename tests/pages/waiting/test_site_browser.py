@@ -525,11 +525,23 @@ def test_no_cell_is_a_header_of_nothing():
 
 def test_what_a_program_prints_wraps_on_a_phone(browser, site):
     "The word that decides stands at the end of the line."
-    tab = browser.new_page(viewport={"width": 390, "height": 844})
-    tab.goto(f"{site}/path/rejection.html")
-    tab.evaluate(UNFOLD)
-    over = tab.eval_on_selector_all(".cell-output > pre", "all => all.map(e => e.scrollWidth - e.clientWidth)")
-    assert len(over) > 5 and max(over) <= 1
+    tab, outputs = browser.new_page(viewport={"width": 390, "height": 844}), 0
+    for page in sorted((DOCS / "path").glob("*.html")):
+        tab.goto(f"{site}/path/{page.name}")
+        tab.evaluate(UNFOLD)
+        over = tab.eval_on_selector_all(".cell-output > pre", "all => all.map(e => e.scrollWidth - e.clientWidth)")
+        assert max(over) <= 1, page.name
+        outputs += len(over)
+    assert outputs > 50
+    tab.close()
+
+
+def test_the_whole_table_fits_its_column(browser, site):
+    tab = browser.new_page(viewport={"width": 1440, "height": 900})
+    tab.goto(f"{site}/bench/table.html")
+    rooms = tab.eval_on_selector_all("main table", """all => all.map(
+        e => e.scrollWidth - e.clientWidth + e.parentElement.scrollWidth - e.parentElement.clientWidth)""")
+    assert len(rooms) > 5 and max(rooms) <= 1
     tab.close()
 
 
