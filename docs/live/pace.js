@@ -17,15 +17,23 @@ const between = (ratios, n) => {
   return ratios.get(a) + (ratios.get(b) - ratios.get(a)) * ((n - a) / (b - a));
 };
 
-// Seconds by length: the median of the last times; between and beyond those that were seen, the shape of a prior.
+// Ratios times the shape of a prior; beyond the last one no less than the line that leads to it.
+const estimate = (ratios, n, shape) => {
+  const found = between(ratios, n) * shape(n), [first, last] = [Math.min(...ratios.keys()), Math.max(...ratios.keys())];
+  if (n <= last || first === last) return found;
+  const [low, high] = [first, last].map((seen) => ratios.get(seen) * shape(seen));
+  return Math.max(found, low + (high - low) * (n - first) / (last - first));
+};
+
+// Seconds by length: the median of the last times, and what they say about other lengths.
 class Times {
   constructor(shape, began = 0) { Object.assign(this, { shape, began, recent: new Map(), at: new Map(), known: new Map() }); }
 
-  of(n, unknown = 1) { return between(this.known.size ? this.known : new Map([[1, unknown]]), n) * this.shape(n); }
+  of(n, unknown = 1) { return estimate(this.known.size ? this.known : new Map([[1, unknown]]), n, this.shape); }
 
   beside(n) { // what the other lengths say about this one
     const others = new Map([...this.known].filter(([length]) => length !== n));
-    return others.size ? between(others, n) * this.shape(n) : null;
+    return others.size ? estimate(others, n, this.shape) : null;
   }
 
   // Count a time. A first one that is far above its neighbours counts as twice these; a length that is dearer than its
@@ -54,6 +62,9 @@ class Pace {
   forward(rows) { return this.forwards ? this.forwards.of(rows) : new Times(this.row).of(rows); }
   price(n) { return (this.forward(1 + n) + this.drafts.of(n, this.forward(1))) / this.forward(1); } // of a round, in plain steps
 
+  // Draft tokens, if a forward is twice as long as any that was timed
+  reach() { return this.forwards ? Math.max(1, 2 * Math.max(...this.forwards.known.keys()) - 1) : Infinity; }
+
   // Expected tokens of rounds with 1, 2, … draft tokens
   expected(most) {
     let alpha = PRIOR, together = 1, total = 1; // each place starts from what is believed of the one before
@@ -76,7 +87,7 @@ class Pace {
   // step, none, but for one token now and then, to find out whether that has changed.
   choose(most) {
     let best = 1, chosen = 0;
-    const tokens = this.expected(most);
+    const tokens = this.expected(Math.min(most, this.reach()));
     tokens.forEach((some, i) => {
       const rate = some / this.price(i + 1);
       if (rate > best) [best, chosen] = [rate, i + 1];
