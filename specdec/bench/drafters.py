@@ -22,7 +22,7 @@ from specdec.bench.peers import (
 from .prompts import first_prompts, packaged
 from .run import environment, rendered
 from ..errors import check, require_int, to_number
-from ..models.hub import Prompt, prompts
+from ..models.hub import BenchPrompt, prompts
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def drafters_ways(config: DraftersConfig, dtype: str) -> dict[str, Way]:
             for t in config.temperatures
             for name, Ks in {"plain": (None,), **drafting, **others}.items() for K in Ks}
 
-def chosen_prompts(config: DraftersConfig) -> list[Prompt]: # domains in turn
+def chosen_prompts(config: DraftersConfig) -> list[BenchPrompt]: # domains in turn
     "The first of the fifteen, and the first of the held-out ones."
     known = first_prompts(prompts(), config.prompts)
     return known + first_prompts(packaged("held_out"), config.held_out)

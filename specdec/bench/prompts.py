@@ -22,7 +22,7 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 from ..errors import check
-from ..models.hub import Prompt, encode, find_tokenizer, load_tokenizer
+from ..models.hub import BenchPrompt, encode, find_tokenizer, load_tokenizer
 from ..app.answers import object_of, prompt_of
 from ..models.files import (
     local_path, numbered_lines, parse_json, place_for, split_lines, written_whole)
@@ -49,10 +49,10 @@ def read_fields(line: str) -> dict[str, Any]: # text, domain; id, tokens where i
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
 def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
-                 ) -> tuple[list[Prompt], dict[str, int], list[str]]: # prompts, tokens, mistakes
+                 ) -> tuple[list[BenchPrompt], dict[str, int], list[str]]: # with tokens, mistakes
     """The prompts of a file, the tokens of those that were counted, by id, and each line that can't
     be used, with its number."""
-    prompts: list[Prompt] = []
+    prompts: list[BenchPrompt] = []
     tokens: dict[str, int] = {}
     wrong: list[str] = []
     count: Counter[str] = Counter()
@@ -68,12 +68,12 @@ def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
         for key, what in (f"id {name}", f"has the id {name}"), (f"text {text}", "has the text"):
             if key in seen: wrong.append(f"line {n} {what} of line {seen[key]}")
             seen.setdefault(key, n)
-        prompts.append(Prompt(name, domain, text))
+        prompts.append(BenchPrompt(name, domain, text))
         if "tokens" in fields: tokens[name] = fields["tokens"]
     return prompts, tokens, wrong
 
 # the prompts in the file's order; id → tokens, of those that were counted
-def read_prompt_file(path: Path) -> tuple[tuple[Prompt, ...], dict[str, int]]:
+def read_prompt_file(path: Path) -> tuple[tuple[BenchPrompt, ...], dict[str, int]]:
     "What is in a file of prompts; raises `InputError` that names the lines which can't be used."
     prompts, tokens, wrong = parse_prompts(numbered_lines(path))
     more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
@@ -88,21 +88,21 @@ _FILES = {  # set → its files in specdec/data
     "quick": ("prompts.json",), "held_out": ("held_out.json",), "work": ("work.json",),
 }
 
-def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
+def packaged(name: str) -> tuple[BenchPrompt, ...]: # by domain, then by number
     "A set of prompts that comes with the package: builtin, quick, held_out or work."
     found = []
     for file in _FILES[name]:
         text = (resources.files("specdec") / "data" / file).read_text(encoding="utf-8")
         rows = parse_json(text) if file.endswith(".json") else map(parse_json, split_lines(text))
-        found += [Prompt(**row) for row in rows]
+        found += [BenchPrompt(**row) for row in rows]
     return tuple(sorted(found, key=lambda prompt: prompt.id))
 
-def first_prompts(some: Iterable[Prompt], count: int) -> list[Prompt]:
+def first_prompts(some: Iterable[BenchPrompt], count: int) -> list[BenchPrompt]:
     "That many of some prompts: the first of each domain, then the second of each, …"
     in_turn = sorted(some, key=lambda p: (p.id.split("_")[1], p.domain))
     return in_turn[:count]
 
-def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
+def prompt_ids(tokenizer, prompt: BenchPrompt) -> list[int]:
     "A prompt's tokens, in the model's chat format if it has one."
     return encode(tokenizer, prompt.messages if tokenizer.chat_template else prompt.text)
 
@@ -152,9 +152,9 @@ _PUBLIC: dict[str, tuple[str, Callable]] = { # domain → the set's name, its te
 }
 _UNREADABLE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError)
 
-def public(tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]: # prompts, domain → its source
+def public(tokenizer) -> tuple[tuple[BenchPrompt, ...], dict[str, str]]: # domain → its source
     "Fifty prompts of each public set, or the built-in ones where a set can't be read."
-    prompts: list[Prompt] = []
+    prompts: list[BenchPrompt] = []
     sources = {}
     for domain, (name, read) in _PUBLIC.items():
         try:
@@ -165,14 +165,15 @@ def public(tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]: # prompts, d
             prompts += [prompt for prompt in packaged("builtin") if prompt.domain == domain]
         else:
             sources[domain] = name
-            prompts += [Prompt(f"{domain}_{i:03}", domain, text) for i, text in enumerate(texts)]
+            named = ((f"{domain}_{i:03}", domain, text) for i, text in enumerate(texts))
+            prompts += [BenchPrompt(*each) for each in named]
     return tuple(prompts), sources
 
 # %% ../../nbs/bench/04_prompts.ipynb #ea7823e5
 SETS = (*_FILES, "public")
 
 # prompts, domain → its source, id → tokens as a file has counted them
-def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str], dict]:
+def read_dataset(source: str, tokenizer) -> tuple[tuple[BenchPrompt, ...], dict[str, str], dict]:
     "The parts of `PromptDataset.load`."
     if source == "public":
         return *public(tokenizer or load_tokenizer(find_tokenizer("smollm2"))), {}
@@ -186,7 +187,7 @@ def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, 
 @dataclass(frozen=True, repr=False)
 class PromptDataset:
     "Prompts to measure on, by domain: with a length, an order, and by number, slice or id."
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[BenchPrompt, ...]
     sources: dict[str, str]  # domain → where its prompts come from
     # id → tokens: by the tokenizer it was loaded with, else as its file says; {}: not counted
     tokens: dict[str, int] = field(default_factory=dict)
@@ -206,7 +207,7 @@ class PromptDataset:
 
     def __len__(self) -> int: return len(self.prompts)
 
-    def __iter__(self) -> Iterator[Prompt]: return iter(self.prompts)
+    def __iter__(self) -> Iterator[BenchPrompt]: return iter(self.prompts)
 
     def __getitem__(self, which): # a number or an id → its prompt; a slice → a tuple of them
         if not isinstance(which, str): return self.prompts[which]
@@ -220,11 +221,11 @@ class PromptDataset:
         "The domains, in the order of their first prompts."
         return list(dict.fromkeys(prompt.domain for prompt in self.prompts))
 
-    def get_all(self) -> list[Prompt]:
+    def get_all(self) -> list[BenchPrompt]:
         "All prompts."
         return list(self.prompts)
 
-    def get_by_domain(self, domain: str) -> list[Prompt]:
+    def get_by_domain(self, domain: str) -> list[BenchPrompt]:
         "The prompts of one domain; raises `InputError` if there is no such domain."
         check(domain in self.domains,
               f"There is no domain {domain!r} here: expected {', '.join(self.domains)}.")
@@ -252,7 +253,7 @@ def _range(values: list[int]) -> dict[str, float]:
 def prompt_statistics(dataset: PromptDataset, tokenizer) -> dict:
     "By domain: how many prompts, where they are from, and how long they are in words and tokens."
     counts = token_counts(dataset, tokenizer)
-    def about(some: list[Prompt]) -> dict:
+    def about(some: list[BenchPrompt]) -> dict:
         words = [len(prompt.text.split()) for prompt in some]
         tokens = [counts[prompt.id] for prompt in some]
         return {"prompts": len(some), "words": _range(words), "tokens": _range(tokens)}

@@ -621,7 +621,7 @@ def vocabulary_difference(a, b) -> str: # empty if they are the same, or if one 
 
 # %% ../../nbs/engine/02_models.ipynb #d38c009d
 @dataclass(frozen=True)
-class Prompt:
+class BenchPrompt:
     "One of the fifteen prompts of the measurements, or of a further set."
     id: str      # such as "code_000"
     domain: str  # "code", "conversation" or "summarization"
@@ -637,7 +637,7 @@ class Prompt:
 
 # %% ../../nbs/engine/02_models.ipynb #16bc1732
 @lru_cache
-def prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
+def prompts() -> tuple[BenchPrompt, ...]: # fifteen, five of each domain
     "The short prompt set, written for this project."
     file = resources.files("specdec") / "data" / "prompts.json"
-    return tuple(Prompt(**p) for p in parse_json(file.read_text(encoding="utf-8"), file.name))
+    return tuple(BenchPrompt(**p) for p in parse_json(file.read_text(encoding="utf-8"), file.name))
