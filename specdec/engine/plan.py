@@ -78,7 +78,7 @@ def draft_sampling(options: Options, drafter: Drafter) -> SamplingParams | None:
     if certain is None: certain = options.verify is None and is_best_certain(drafter)
     return SamplingParams() if certain else None
 
-def keeps_text(options: Options, drafter: Drafter) -> bool:
+def drafting_keeps_text(options: Options, drafter: Drafter) -> bool:
     "Whether what it drafts can't change the text, but for a near-tie."
     same = options.temperature == 0 or draft_sampling(options, drafter) is not None
     return same and options.verify is None
@@ -180,7 +180,7 @@ def watch_for(target: CausalLM, hybrid: HybridDrafter, options: Options, clocks:
               size: int, priced: int | None) -> Watch:
     """The clock by which a hybrid chooses. One seed has one text, so a clock that runs decides only
     where it can't change the text. Elsewhere prices are frozen before anything is decoded."""
-    sampled, certain = options.temperature > 0, keeps_text(options, hybrid)
+    sampled, certain = options.temperature > 0, drafting_keeps_text(options, hybrid)
     kind = sampled, certain, len(hybrid.members)
     if certain and is_batch_invariant(target):
         return Watch(clocks(kind, lambda: clock_for(target, hybrid)), size)
