@@ -17,43 +17,43 @@ from typing import Any
 
 import torch
 
-from .app.config import Config, PairSection, decoding_of, in_file, read_config
-from .app.registry import PairSpec, get_pair
-from .device.loop import DeviceDecoder
-from .device.ops import decides_by_match
-from .drafters.base import Drafter, DraftsTrees, NoDrafter
-from .drafters.choose import HybridDrafter
-from .drafters.clock import Clock
+from specdec.app.config import Config, PairSection, decoding_of, in_file, read_config
+from specdec.app.registry import PairSpec, get_pair
+from specdec.device.loop import DeviceDecoder
+from specdec.device.ops import decides_by_match
+from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.clock import Clock
 from specdec.drafters.load import (
     best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter, model_drafter,
     named,
 )
-from .drafters.lookup import NGramDrafter, SuffixDrafter
-from .drafters.model import ModelDrafter
-from .drafters.translate import TokenIntersectionDrafter
-from .engine.batch import speculate_batch
-from .engine.completion import BatchClock, Completion, PairStats, StopChecker, follow
-from .engine.constraints import fits_to_its_end
-from .engine.logprobs import WatchedLM
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.translate import TokenIntersectionDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.completion import BatchClock, Completion, PairStats, StopChecker, follow
+from specdec.engine.constraints import fits_to_its_end
+from specdec.engine.logprobs import WatchedLM
 from specdec.engine.plan import (
     NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
     make_plan, own_K, verify_rule, wrapped,
 )
-from .engine.prefix import Prefilled, prefill
-from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from .engine.request import Request
-from .errors import InputError, ModelError, check, require_bool, require_int
-from .loop import serve
-from .models.devices import pick_device
-from .models.hub import encode, find_model
-from .models.linear import release_workers
-from .models.llama import Llama
-from .models.loading import load, memory_free_mb, memory_needed
-from .models.protocol import CausalLM, is_batch_invariant
-from .models.transformers import own_settings
-from .options import METHODS, Options, Prompt, options_of, takes_options
-from .result import Event, GenerationResult, Round
-from .sampling import SamplingParams, SeededRandom
+from specdec.engine.prefix import Prefilled, prefill
+from specdec.engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
+from specdec.engine.request import Request
+from specdec.errors import InputError, ModelError, check, require_bool, require_int
+from specdec.loop import serve
+from specdec.models.devices import pick_device
+from specdec.models.hub import encode, find_model
+from specdec.models.linear import release_workers
+from specdec.models.llama import Llama
+from specdec.models.loading import load, memory_free_mb, memory_needed
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.models.transformers import own_settings
+from specdec.options import METHODS, Options, Prompt, options_of, takes_options
+from specdec.result import Event, GenerationResult, Round
+from specdec.sampling import SamplingParams, SeededRandom
 
 # %% ../nbs/use/01_pairs.ipynb #5erve006
 def is_list(prompt: object) -> bool:

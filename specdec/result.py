@@ -19,8 +19,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .errors import InputError, check
-from .models.files import parse_json
+from specdec.errors import InputError, check
+from specdec.models.files import parse_json
 
 # %% ../nbs/engine/01_result.ipynb #8796925e
 @dataclass

@@ -2,6 +2,7 @@
 
 Exports and cleans a copy of the tree, and fails naming the files that come out different.
 """
+import re
 import shutil
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def main() -> int:
         )
     marked = sorted(name for name, text in before.items() if name.endswith(".py") and b"\n#|" in text)
     for name in marked: print(f"{name} holds a directive: give the cell the tag `fold` in its place.")
-    return 1 if changed or marked else 0
+    relative = [name for name, text in before.items() if name.endswith(".py") and re.search(rb"\n *from \.", text)]
+    for name in relative: print(f"{name} has a relative import: begin its cell of imports with `#| exporti`.")
+    return 1 if changed or marked or relative else 0
 
 
 if __name__ == "__main__":

@@ -17,17 +17,17 @@ import math
 
 import torch
 
-from ..sampling import SeededRandom
-from ..errors import InputError, SpecdecError, check, require_int
-from ..result import GenerationResult
+from specdec.sampling import SeededRandom
+from specdec.errors import InputError, SpecdecError, check, require_int
+from specdec.result import GenerationResult
 from specdec.models.files import (
     GrowingFile, fingerprint, growing, numbered_lines, parse_json, written_whole,
 )
-from ..models.hub import encode, find_model, folder_digest
-from ..drafters.load import drafter_name, find_drafter
-from ..engine.plan import own_K
-from ..pair import Pair, place_named
-from ..options import Prompt, rule_name
+from specdec.models.hub import encode, find_model, folder_digest
+from specdec.drafters.load import drafter_name, find_drafter
+from specdec.engine.plan import own_K
+from specdec.pair import Pair, place_named
+from specdec.options import Prompt, rule_name
 
 # %% ../../nbs/use/07_answers.ipynb #9086b691
 def text_of(found: dict) -> str: # of a line

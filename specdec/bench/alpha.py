@@ -13,9 +13,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import check
-from ..result import Round
-from ..speedup import in_range, tokens_per_round
+from specdec.errors import check
+from specdec.result import Round
+from specdec.speedup import in_range, tokens_per_round
 
 # %% ../../nbs/bench/03_alpha.ipynb #b94009d5
 def wilson_interval(accepted: ArrayLike,       # tokens accepted, at most as many as were tried

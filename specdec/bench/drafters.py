@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..app.registry import PairSpec
-from .grid import Way, cells_of
-from .methods import DRAFTERS
+from specdec.app.registry import PairSpec
+from specdec.bench.grid import Way, cells_of
+from specdec.bench.methods import DRAFTERS
 from specdec.bench.peers import (
     about, check_counts, command, common, compared, median_of, paired_ratios, summarise,
 )
-from .prompts import first_prompts, packaged
-from .run import environment, rendered
-from ..errors import check, require_int, to_number
-from ..models.hub import BenchPrompt, prompts
+from specdec.bench.prompts import first_prompts, packaged
+from specdec.bench.run import environment, rendered
+from specdec.errors import check, require_int, to_number
+from specdec.models.hub import BenchPrompt, prompts
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ..app.config import Device, Dtype, Name, placed_name, placed_names, read_as
-from ..app.registry import PairSpec, get_pair
-from .methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
-from .prompts import PromptDataset
-from ..errors import check
-from ..models.devices import STORED, dtype_name, pick_device, pick_dtype
-from ..models.files import fingerprint
-from ..models.hub import BenchPrompt
-from ..options import meant
+from specdec.app.config import Device, Dtype, Name, placed_name, placed_names, read_as
+from specdec.app.registry import PairSpec, get_pair
+from specdec.bench.methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
+from specdec.bench.prompts import PromptDataset
+from specdec.errors import check
+from specdec.models.devices import STORED, dtype_name, pick_device, pick_dtype
+from specdec.models.files import fingerprint
+from specdec.models.hub import BenchPrompt
+from specdec.options import meant
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
 PEERS = (*TRANSFORMERS, *LLAMACPP)

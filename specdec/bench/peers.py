@@ -15,20 +15,20 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from ..app.registry import PairSpec
-from .grid import Cell, Way, cells_of
-from .methods import LLAMACPP, PROBES, llamacpp_missing
-from .prompts import first_prompts, packaged
-from .run import Measured, Record, environment, measure, put_away, rendered
-from ..engine.plan import K as USUAL_K # what a user gets who says nothing
-from ..errors import ModelError, require_int
-from ..models.devices import pick_device
-from ..models.files import fingerprint, local_path
-from ..models.hub import encode, prompts, sha256
-from ..models.kernel import kernel_missing
-from ..models.loading import load
-from ..models.protocol import CausalLM
-from ..result import Round
+from specdec.app.registry import PairSpec
+from specdec.bench.grid import Cell, Way, cells_of
+from specdec.bench.methods import LLAMACPP, PROBES, llamacpp_missing
+from specdec.bench.prompts import first_prompts, packaged
+from specdec.bench.run import Measured, Record, environment, measure, put_away, rendered
+from specdec.engine.plan import K as USUAL_K # what a user gets who says nothing
+from specdec.errors import ModelError, require_int
+from specdec.models.devices import pick_device
+from specdec.models.files import fingerprint, local_path
+from specdec.models.hub import encode, prompts, sha256
+from specdec.models.kernel import kernel_missing
+from specdec.models.loading import load
+from specdec.models.protocol import CausalLM
+from specdec.result import Round
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15
 class Method(NamedTuple):

@@ -21,10 +21,10 @@ from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from ..errors import check
-from ..models.hub import BenchPrompt, encode, find_tokenizer, load_tokenizer
-from ..app.answers import object_of, prompt_of
-from ..models.files import (
+from specdec.errors import check
+from specdec.models.hub import BenchPrompt, encode, find_tokenizer, load_tokenizer
+from specdec.app.answers import object_of, prompt_of
+from specdec.models.files import (
     local_path, numbered_lines, parse_json, place_for, split_lines, written_whole)
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e

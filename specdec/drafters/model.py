@@ -14,20 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..sampling import RandomSource, SamplingParams, check_logits
-from ..device.ops import (Decided, DeviceDraft, DeviceSequence, StaticCache,
+from specdec.sampling import RandomSource, SamplingParams, check_logits
+from specdec.device.ops import (Decided, DeviceDraft, DeviceSequence, StaticCache,
                                 exponential_sample, not_finite, read_at)
-from ..errors import check, require_int
-from .base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
+from specdec.errors import check, require_int
+from specdec.drafters.base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
                                    in_blocks, whole_blocks)
-from ..cache import KVCache
-from ..models.checkpoint import AnyLinear, JoinedLinear
-from ..models.int8 import Int8Linear
-from ..models.kernel import FileLinear
-from ..models.linear import Int4Linear
-from ..models.protocol import CausalLM, WrapperLM
-from ..verify import acceptance_probability
-from ..models.llama import Llama
+from specdec.cache import KVCache
+from specdec.models.checkpoint import AnyLinear, JoinedLinear
+from specdec.models.int8 import Int8Linear
+from specdec.models.kernel import FileLinear
+from specdec.models.linear import Int4Linear
+from specdec.models.protocol import CausalLM, WrapperLM
+from specdec.verify import acceptance_probability
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/03_model.ipynb #b2a8e902
 class ModelState:

@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..drafters.base import common_length, whole_blocks
-from .prefix import prefill_for
-from .profiling import PhaseTimer
-from .request import Request
-from ..errors import require_int
-from ..loop import start, step
-from ..models.batch import BatchCache
-from ..models.llama import Llama
-from ..models.protocol import CausalLM, is_batch_invariant
-from ..result import Round
+from specdec.drafters.base import common_length, whole_blocks
+from specdec.engine.prefix import prefill_for
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
+from specdec.errors import require_int
+from specdec.loop import start, step
+from specdec.models.batch import BatchCache
+from specdec.models.llama import Llama
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.result import Round
 
 # %% ../../nbs/engine/19_batch_loop.ipynb #pf000023
 def share_prefix(target: CausalLM, requests: Sequence[Request], timer: PhaseTimer) -> None:

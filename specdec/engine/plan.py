@@ -10,23 +10,23 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..device.loop import unsupported_reason
-from ..device.graphs import is_capturable
-from ..drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
-from ..drafters.adaptive import MOST, AdaptiveDrafter, Lookahead, adaptive
-from ..drafters.choose import HybridDrafter
-from ..drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
-from ..drafters.clock import Clock, Watch
-from ..drafters.costs import clock_for, frozen_clock, tree_level, with_watch
-from ..drafters.tree import TreeDrafter
-from .constraints import GrammarDrafter, GrammarLM, start_of
-from .logprobs import WatchedLM
-from .request import end_ids
-from ..errors import check
-from ..models.protocol import CausalLM, is_batch_invariant
-from ..options import Options
-from ..sampling import SamplingParams
-from ..verify import VerifyRule, is_promised, sample_and_match
+from specdec.device.loop import unsupported_reason
+from specdec.device.graphs import is_capturable
+from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
+from specdec.drafters.adaptive import MOST, AdaptiveDrafter, Lookahead, adaptive
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
+from specdec.drafters.clock import Clock, Watch
+from specdec.drafters.costs import clock_for, frozen_clock, tree_level, with_watch
+from specdec.drafters.tree import TreeDrafter
+from specdec.engine.constraints import GrammarDrafter, GrammarLM, start_of
+from specdec.engine.logprobs import WatchedLM
+from specdec.engine.request import end_ids
+from specdec.errors import check
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.options import Options
+from specdec.sampling import SamplingParams
+from specdec.verify import VerifyRule, is_promised, sample_and_match
 
 # %% ../../nbs/use/00_plan.ipynb #p1an0007
 NO_TEXT = ("Stop strings and streaming need text, and this model has no tokenizer: leave them "

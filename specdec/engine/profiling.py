@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..cache import cache_bytes
-from ..errors import ModelError, check, require_int, to_number
-from ..models.llama import head_size
-from ..models.transformers import is_native
+from specdec.cache import cache_bytes
+from specdec.errors import ModelError, check, require_int, to_number
+from specdec.models.llama import head_size
+from specdec.models.transformers import is_native
 
 # %% ../../nbs/engine/10_profiling.ipynb #c1277c82
 def synchronized_time(device: str | torch.device = "cpu") -> float: # s, as `time.perf_counter`

@@ -15,25 +15,25 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from ..drafters.lookup import NGramDrafter
-from ..drafters.model import ModelDrafter
-from ..engine.batch import speculate_batch
-from ..engine.block import block_verification
-from ..loop import speculate
-from ..sampling import RandomSource
-from ..errors import InputError, require_int
-from ..cache import KVCache
-from ..models.linear import hidden_places
-from .candidates import (draw_distinct, draw_independent, recursive_rejection,
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.block import block_verification
+from specdec.loop import speculate
+from specdec.sampling import RandomSource
+from specdec.errors import InputError, require_int
+from specdec.cache import KVCache
+from specdec.models.linear import hidden_places
+from specdec.lossless.candidates import (draw_distinct, draw_independent, recursive_rejection,
                                          take_likeliest)
-from .proof import (Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel,
+from specdec.lossless.proof import (Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel,
                                     Language, Loop, Next, Pages, Proven, batch_error,
                                     candidates_error, loop_error, prove_batches,
                                     prove_candidates, prove_loop, prove_rule, prove_trees,
                                     round_error, sampled)
-from ..verify import (
+from specdec.verify import (
     VerifyRule, delta, residual, sample_and_match, speculative_sampling)
-from ..models.llama import Positions, rotation
+from specdec.models.llama import Positions, rotation
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7d5831d9
 @dataclass(frozen=True)

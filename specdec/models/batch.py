@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import check
-from ..cache import KVCache, LayerBuffers
+from specdec.errors import check
+from specdec.cache import KVCache, LayerBuffers
 from specdec.models.linear import (
     FEW, VECTOR, AttentionBackend, hidden_places, invariant_attention,
 )
-from .llama import Llama, Positions, head_size, rotation
+from specdec.models.llama import Llama, Positions, head_size, rotation
 
 if TYPE_CHECKING: from specdec.drafters.base import Draft
 

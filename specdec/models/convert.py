@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..errors import ModelError
-from .files import first_line
-from .kernel import KINDS
+from specdec.errors import ModelError
+from specdec.models.files import first_line
+from specdec.models.kernel import KINDS
 
 # %% ../../nbs/engine/02_convert.ipynb #6eb1bcd7
 GRID = "grid.tensors" # beside a converted model's weights: the blocks that they came from

@@ -27,12 +27,12 @@ from pathlib import Path
 
 import torch
 
-from ..errors import (
+from specdec.errors import (
     InputError, ModelError, SpecdecError, check, preserve_interrupts, to_scalar)
-from .convert import GRID, check_size, dequantise
-from .files import (
+from specdec.models.convert import GRID, check_size, dequantise
+from specdec.models.files import (
     cache_home, first_line, local_path, locked, parse_json, place_for, read_bytes, say)
-from .sandbox import Ended, NotStarted, Refused, run_apart
+from specdec.models.sandbox import Ended, NotStarted, Refused, run_apart
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
 def sha256(path: Path) -> str: # hexadecimal
