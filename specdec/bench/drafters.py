@@ -19,7 +19,7 @@ from specdec.bench.methods import DRAFTERS
 from specdec.bench.peers import (
     about, check_counts, command, common, compared, median_of, paired_ratios, summarise,
 )
-from specdec.bench.prompts import first_prompts, packaged
+from specdec.bench.prompts import first_prompts
 from specdec.bench.run import environment, rendered
 from specdec.errors import check, require_int, to_number
 from specdec.models.hub import BenchPrompt, prompts
@@ -85,7 +85,7 @@ def drafters_ways(config: DraftersConfig, dtype: str) -> dict[str, Way]:
 def chosen_prompts(config: DraftersConfig) -> list[BenchPrompt]: # domains in turn
     "The first of the fifteen, and the first of the held-out ones."
     known = first_prompts(prompts(), config.prompts)
-    return known + first_prompts(packaged("held_out"), config.held_out)
+    return known + first_prompts(prompts("held_out"), config.held_out)
 
 # %% ../../nbs/bench/02_drafters.ipynb #ce73b96b
 def alphas(some: pd.DataFrame) -> list[float]: # the runs of one method

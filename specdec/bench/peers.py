@@ -18,7 +18,7 @@ import torch
 from specdec.app.registry import PairSpec
 from specdec.bench.grid import Cell, Way, cells_of
 from specdec.bench.methods import LLAMACPP, PROBES, llamacpp_missing
-from specdec.bench.prompts import first_prompts, packaged
+from specdec.bench.prompts import first_prompts
 from specdec.bench.run import Measured, Record, environment, measure, put_away, rendered
 from specdec.engine.plan import K as USUAL_K # what a user gets who says nothing
 from specdec.errors import ModelError, require_int
@@ -563,7 +563,7 @@ def bench_target(config: TargetConfig,
         if config.sibling: raise
         missing["the sibling"] = str(error)
     else: pairs.append((other, beside))
-    chosen = first_prompts(packaged("work"), config.prompts)
+    chosen = first_prompts(prompts("work"), config.prompts)
     ways = {pair_name(spec): some for spec, some in pairs}
     found, timed = compared([cell for spec, some in pairs for cell in cells_of(
         spec, pair_name(spec), some.values(), chosen, apart=False, **common(config))], ways, out)
