@@ -28,7 +28,7 @@ from specdec.models.hub import encode, prompts, sha256
 from specdec.models.kernel import kernel_missing
 from specdec.models.loading import load
 from specdec.models.protocol import CausalLM
-from specdec.result import Round
+from specdec.result import Counts, Round
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15
 class Method(NamedTuple):
@@ -147,13 +147,10 @@ NUMBERS = ("repeat", "tokens", "seconds", "load", "first_run", "first_token", "d
 
 def counts(rounds: Sequence[Round]) -> dict[str, float]:
     "Rounds and tokens, and how many drafts were tried and accepted at each position."
-    found: dict[str, float] = {
-        "rounds": len(rounds), "emitted": sum(len(r.emitted) for r in rounds),
-        "drafted": sum(len(r.drafted) for r in rounds),
-    }
+    all_in_all = Counts.of(rounds)
+    found = {name: getattr(all_in_all, name) for name in ("rounds", "emitted", "drafted")}
     for i in range(max((len(r.drafted) for r in rounds), default=0)):
-        # a draft is tried if all before it were accepted
-        found[f"tried_{i + 1}"] = sum(i < len(r.drafted) and i <= r.accepted for r in rounds)
+        found[f"tried_{i + 1}"] = sum(i < r.tried for r in rounds)
         found[f"accepted_{i + 1}"] = sum(i < r.accepted for r in rounds)
     return found
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 from specdec.engine.profiling import PhaseTimer
 from specdec.engine.request import Request
 from specdec.options import Options
-from specdec.result import Counts, Event, GenerationResult, Round
+from specdec.result import Counts, Event, GenerationResult, Round, ratio
 from specdec.engine.logprobs import WatchedLM
 from specdec.models.hub import TextStream
 
@@ -252,11 +252,6 @@ def follow(rounds: Iterable[tuple[int, Round]], # each with the number of its se
             text.interrupted = True
             text.finish()
             yield ended(i, text)
-
-# %% ../../nbs/use/00_completion.ipynb #pa1rst01
-def ratio(a: float, b: float) -> float:
-    "a / b, and 0 where nothing was counted yet."
-    return a / b if b else 0.0
 
 # %% ../../nbs/use/00_completion.ipynb #2788a8b7
 @dataclass
