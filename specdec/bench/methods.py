@@ -44,7 +44,8 @@ from specdec.models.loading import fits_plain, load
 from specdec.models.devices import pick_device, pick_dtype
 from specdec.models.hub import find_model, load_transformers, prompts
 from specdec.pair import Pair
-from specdec.engine.profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
+from specdec.engine.profiling import (
+    MemoryMeter, context_bytes, floor_seconds, memory_bandwidth)
 from specdec.models.llama import Llama
 from specdec.models.protocol import CausalLM
 from specdec.app.registry import PAIRS
@@ -450,14 +451,13 @@ def probe_memory(
     fresh process on a CPU; see `memory_in_child`."""
     for name in modules:
         with suppress(Exception): import_module(name)  # a few can only be imported by others
-    before, _ = resident_bytes()
-    pair = Pair(load(model, device, dtype), NGramDrafter())
-    _, loading = resident_bytes()  # a run sets the peak back
+    meter = MemoryMeter()
+    before, _ = meter.read()
+    with meter.phase("run"): pair = Pair(load(model, device, dtype), NGramDrafter())
     ids = max((prompt_ids(pair.tokenizer, prompt) for prompt in prompts()), key=len)
-    pair.generate(ids, max_new_tokens=max_new_tokens, ignore_eos=True)
-    _, generating = resident_bytes()
+    with meter.phase("run"): pair.generate(ids, max_new_tokens=max_new_tokens, ignore_eos=True)
     figures = {
-        "after_imports": before, "peak": max(loading, generating),
+        "after_imports": before, "peak": meter.peak("run"),
         "weights": weight_bytes(find_model(model), pair.target.dtype),
         "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype),
     }
