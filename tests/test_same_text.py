@@ -23,6 +23,8 @@ from specdec.engine.request import Request
 from specdec.errors import InputError
 from specdec.loop import speculate
 from specdec.models.hub import encode
+from specdec.models.loading import load
+from specdec.models.protocol import read_tokens
 from specdec.pair import Pair
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.verify import sample_and_match, speculative_sampling
@@ -258,3 +260,37 @@ def test_the_default_pair_writes_plain_decodings_text(loop):
             found = pair.generate(chats, loop=loop, **settings, **more)
             assert [one.generated_ids for one in found] == [one.generated_ids for one in due]
             assert all(one.same_text_as_plain for one in found) and any(one.num_accepted for one in found)
+
+
+# Where a row's bits depend on the rows beside it
+
+def distance_from_a_tie(target, prompt, ids, sampling, seed, other) -> float: # of probability
+    "How far the uniform number of the next token lies from the other token's share of [0, 1)."
+    cache = target.new_cache(len(prompt) + len(ids) + 1)
+    logits, _ = read_tokens(target, prompt, cache, (), 1)
+    for token in ids: logits, _ = read_tokens(target, [token], cache, ())
+    p = sampling.probs(logits)[-1].double()
+    rng = SeededRandom(seed)
+    u = [rng.uniform() for _ in range(len(ids) + 1)][-1] * p.sum()
+    end = p.cumsum(-1)[other]
+    return float(max(u - end, end - p[other] - u, 0.0))
+
+
+@pytest.mark.parametrize("dtype", ["int4", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_elsewhere_a_text_parts_at_a_near_tie_only(dtype):
+    "Rounding moves a token's share of [0, 1) by so little; a rule that takes two numbers parts anywhere."
+    target, sampling = load("smollm2", "cpu", dtype), WARM["T = 1"]
+    prompt = encode(target.tokenizer, [{"role": "user", "content": "Repeat this twice: one two three four five six."}])
+    def parted(rule):
+        far = []
+        for seed in range(4):
+            due = text_of(NoDrafter(), sampling, seed, prompt=prompt, target=target)
+            found = text_of(SuffixDrafter(), sampling, seed, 5, prompt=prompt, target=target, verify=rule)
+            same = next((i for i, (a, b) in enumerate(zip(due, found)) if a != b), None)
+            if same is None: continue
+            far.append(distance_from_a_tie(target, prompt, due[:same], sampling, seed, found[same]))
+        return far
+    def wasteful(p, q, tokens, rng):
+        rng.uniform()
+        return sample_and_match(p, q, tokens, rng)
+    assert max(parted(sample_and_match), default=0.0) < .02 and max(parted(wasteful)) > .1
