@@ -12,8 +12,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .sampling import RandomSource, SamplingParams, check_logits
-from .errors import check, require_int
+from specdec.sampling import RandomSource, SamplingParams, check_logits
+from specdec.errors import check, require_int
 
 # %% ../nbs/engine/plain.ipynb #d734cb18
 class LogitsFunction(Protocol):

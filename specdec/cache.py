@@ -9,7 +9,7 @@ __all__ = ['CacheFullError', 'KVCache', 'cache_bytes']
 import torch
 from torch import Tensor
 
-from .errors import InputError, SpecdecError, require_int
+from specdec.errors import InputError, SpecdecError, require_int
 
 # %% ../nbs/engine/kvcache.ipynb #1bd99188
 class CacheFullError(SpecdecError):

@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator, Set
 
 from torch import Tensor
 
-from .cache import KVCache
-from .drafters.base import Draft, Drafter, apply_rule, ask, check_state, resume, walk
-from .engine.prefix import Prefilled, read_prompt
-from .engine.profiling import PhaseTimer
-from .engine.request import Request
-from .models.batch import BatchCache, keep_rows, read_batch, read_tree, reads_trees
-from .models.protocol import CausalLM, read_tokens
-from .result import Round
-from .sampling import RandomSource, SamplingParams, check_logits, likeliest
-from .verify import VerifyRule, default_rule, greedy_match, is_promised, sample_and_match
+from specdec.cache import KVCache
+from specdec.drafters.base import Draft, Drafter, apply_rule, ask, check_state, resume, walk
+from specdec.engine.prefix import Prefilled, read_prompt
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
+from specdec.models.batch import BatchCache, keep_rows, read_batch, read_tree, reads_trees
+from specdec.models.protocol import CausalLM, read_tokens
+from specdec.result import Round
+from specdec.sampling import RandomSource, SamplingParams, check_logits, likeliest
+from specdec.verify import VerifyRule, default_rule, greedy_match, is_promised, sample_and_match
 
 # %% ../nbs/engine/loop.ipynb #93abe4aa
 def keeps_text(rule: VerifyRule, temperature: float) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from .errors import check, check_whole, require_bool, require_int, to_number
+from specdec.errors import check, check_whole, require_bool, require_int, to_number
 
 if TYPE_CHECKING:  # the command line reads this module before it imports torch
     from specdec.drafters.adaptive import Lookahead

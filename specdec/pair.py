@@ -17,43 +17,42 @@ from typing import Any
 
 import torch
 
-from .app.config import Config, PairSection, decoding_of, in_file, read_config
-from .app.registry import PairSpec, get_pair
-from .device.loop import DeviceDecoder
-from .device.ops import decides_by_match
-from .drafters.base import Drafter, DraftsTrees, NoDrafter
-from .drafters.choose import HybridDrafter
-from .drafters.clock import Clock
+from specdec.app.config import Config, PairSection, decoding_of, in_file, read_config
+from specdec.app.registry import PairSpec, get_pair
+from specdec.device.loop import DeviceDecoder
+from specdec.device.ops import decides_by_match
+from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.clock import Clock
 from specdec.drafters.load import (
     best_drafter, drafter_name, find_drafter, is_drafter, is_model, load_drafter, model_drafter,
     named,
 )
-from .drafters.lookup import NGramDrafter, SuffixDrafter
-from .drafters.model import ModelDrafter
-from .drafters.translate import TokenIntersectionDrafter
-from .engine.batch import speculate_batch
-from .engine.completion import BatchClock, Completion, PairStats, StopChecker, follow
-from .engine.constraints import fits_to_its_end
-from .engine.logprobs import WatchedLM
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.translate import TokenIntersectionDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.completion import BatchClock, Completion, PairStats, StopChecker, follow
+from specdec.engine.constraints import fits_to_its_end
+from specdec.engine.logprobs import WatchedLM
 from specdec.engine.plan import (
     NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
     make_plan, own_K, verify_rule, wrapped,
 )
-from .engine.prefix import Prefilled, prefill
-from .engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from .engine.request import Request
-from .errors import InputError, ModelError, check, require_bool, require_int
-from .loop import serve
-from .models.devices import pick_device
-from .models.hub import encode, find_model
-from .models.linear import release_workers
-from .models.llama import Llama
-from .models.loading import load, memory_free_mb, memory_needed
-from .models.protocol import CausalLM, is_batch_invariant
-from .models.transformers import own_settings
-from .options import METHODS, Options, Prompt, options_of, takes_options
-from .result import Event, GenerationResult, Round
-from .sampling import SamplingParams, SeededRandom
+from specdec.engine.prefix import Prefilled, prefill
+from specdec.engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
+from specdec.engine.request import Request
+from specdec.errors import InputError, ModelError, check, require_bool, require_int
+from specdec.models.devices import pick_device
+from specdec.models.hub import encode, find_model
+from specdec.models.linear import release_workers
+from specdec.models.llama import Llama
+from specdec.models.loading import load, memory_free_mb, memory_needed
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.models.transformers import own_settings
+from specdec.options import METHODS, Options, Prompt, options_of, takes_options
+from specdec.result import Event, GenerationResult, Round
+from specdec.sampling import SamplingParams, SeededRandom
 
 # %% ../nbs/use/01_pairs.ipynb #5erve006
 def is_list(prompt: object) -> bool:
@@ -267,7 +266,7 @@ class Pair:
         for text in texts.values():
             text.request.draft_with(plan.drafter, verify_rule(options, plan.drafter),
                                     draft_sampling(options, plan.drafter), plan.watch)
-        return self._run(texts, plan, size, stream, raise_interrupt)
+        return self._run(target, texts, plan, size, stream, raise_interrupt)
 
     def _text(self, prompt: Prompt, options: Options, target: CausalLM, tell: bool) -> Completion:
         "What is to be decoded; raises `InputError` if it can't be. Its drafter comes later."
@@ -278,14 +277,17 @@ class Pair:
         return Completion(request, options, StopChecker(self.tokenizer, options.stop), tell,
                           target if isinstance(target, WatchedLM) else None)
 
-    def _run(self, texts: dict[int, Completion], plan: Plan, size: int,
+    def _run(self, target: CausalLM, texts: dict[int, Completion], plan: Plan, size: int,
              stream: Callable[[str], None] | None, raise_interrupt: bool,
             ) -> Iterator[tuple[int, Event]]:
         "Decode texts, `size` at a time; the last event of each has its result."
         device = self.target.device
         timer = PhaseTimer(device)
-        clock, rounds = BatchClock(timer), self._rounds(texts, plan, size, timer)
+        clock = BatchClock(timer)
         try:
+            if plan.loop == "device": rounds = self._on_device(texts, timer)
+            else: rounds = speculate_batch(
+                target, [text.request for text in texts.values()], size, timer)
             resets = reset_peak_memory(device)
             for i, event in follow(rounds, texts, clock, stream, raise_interrupt):
                 if isinstance(event, Completion): # it is over
@@ -298,38 +300,26 @@ class Pair:
                 else: yield i, event
         finally: release_workers()  # else they slow down a call in another thread
 
-    def _rounds(self, texts: dict[int, Completion], plan: Plan, size: int,
-                timer: PhaseTimer) -> Iterator[tuple[int, Round]]:
-        "The rounds of all texts, each with its text's number: in a batch, or one after another."
-        if size > 1:
-            requests = [text.request for text in texts.values()]
-            yield from speculate_batch(self.target, requests, size, timer)
-            return
-        for i in [*texts]:
-            request = texts[i].request
-            if plan.loop == "device": rounds = self._on_device(texts[i], timer)
-            else: rounds = serve(request.target, request, timer)
-            for r in rounds:
-                yield i, r
-                if request.ended: break
-
-    def _on_device(self, text: Completion, timer: PhaseTimer) -> Iterator[Round]:
+    def _on_device(self, texts: dict[int, Completion], timer: PhaseTimer,
+                  ) -> Iterator[tuple[int, Round]]: # of one text after another
         "Rounds on the device, by a decoder that is free, with its CUDA graphs; else by a new one."
         assert isinstance(self.target, Llama)  # `chosen_loop` has checked it
-        request, seed = text.request, text.options.seed
-        drafter, room = request.drafter, request.limit - len(request.prompt)
-        free = self.decoders.setdefault(id(drafter), [])
-        try: decoder = free.pop()
-        except IndexError: decoder = DeviceDecoder(self.target, drafter)
-        request.same_text = decides_by_match(
-            request.verify, request.sampling, request.draft_sampling)
-        try:
-            for r in decoder.speculate(request.prompt, request.sampling, seed,
-                                       request.K, room, request.eos_ids,
-                                       timer, request.verify, request.draft_sampling):
-                request.tokens += r.emitted
-                yield r
-        finally: free.append(decoder)
+        for i, text in [*texts.items()]:
+            request, seed = text.request, text.options.seed
+            drafter, room = request.drafter, request.limit - len(request.prompt)
+            free = self.decoders.setdefault(id(drafter), [])
+            try: decoder = free.pop()
+            except IndexError: decoder = DeviceDecoder(self.target, drafter)
+            request.same_text = decides_by_match(
+                request.verify, request.sampling, request.draft_sampling)
+            try:
+                for r in decoder.speculate(request.prompt, request.sampling, seed, request.K, room,
+                                           request.eos_ids, timer, request.verify,
+                                           request.draft_sampling):
+                    request.tokens += r.emitted
+                    yield i, r
+                    if request.ended: break
+            finally: free.append(decoder)
 
     def _result(self, completion: Completion, plan: Plan, timer: PhaseTimer,
                 peak: float | None) -> GenerationResult:

@@ -19,8 +19,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from .errors import InputError, check
-from .models.files import parse_json
+from specdec.errors import InputError, check
+from specdec.models.files import parse_json
 
 # %% ../nbs/engine/01_result.ipynb #8796925e
 @dataclass
@@ -36,6 +36,11 @@ class Round:
         "Accepted / drafted; 0 if nothing was drafted."
         return self.accepted / len(self.drafted) if self.drafted else 0.0
 
+    @property
+    def tried(self) -> int:
+        "Accepted draft tokens, and the one that was rejected; those after it are not tried."
+        return min(self.accepted + 1, len(self.drafted))
+
     def statuses(self) -> Iterator[tuple[int, str]]: # (token, a key of `STATUS_STYLES`)
         "Each token and its status: accepted ones, the first rejected one, the target's token."
         for i, token in enumerate(self.emitted):
@@ -47,7 +52,7 @@ class Round:
                 yield token, "corrected"
 
 # %% ../nbs/engine/01_result.ipynb #res00006
-def _ratio(a: float, b: float) -> float:
+def ratio(a: float, b: float) -> float:
     "a / b, and 0 where nothing was counted yet."
     return a / b if b else 0.0
 
@@ -78,21 +83,26 @@ class Counts:
         return Counts(*map(operator.add, astuple(self), astuple(other)))
 
     @property
+    def tried(self) -> int:
+        "Accepted or rejected; what follows a rejection is not tried."
+        return self.accepted + self.rejected
+
+    @property
     def acceptance_rate(self) -> float:
         "Accepted / drafted, as peers print it."
-        return _ratio(self.accepted, self.drafted)
+        return ratio(self.accepted, self.drafted)
 
     @property
     def alpha(self) -> float:
         """α: accepted / (accepted + rejected), how often a draft token is accepted when it is tried
         (Leviathan et al. 2023, section 3.1), or a little more where drafts are judged as a whole
         (`block_verification`)."""
-        return _ratio(self.accepted, self.accepted + self.rejected)
+        return ratio(self.accepted, self.tried)
 
     @property
     def tau(self) -> float:
         "τ, the block efficiency: tokens emitted per round."
-        return _ratio(self.emitted, self.rounds)
+        return ratio(self.emitted, self.rounds)
 
 class Figure:
     "A field that follows from a result's rounds; where none are known, it is what was given."
@@ -205,7 +215,7 @@ class GenerationResult:
     @property
     def tokens_per_second(self) -> float:
         "Over the whole time, the prompt's forward in it; 0 if that is 0."
-        return _ratio(self.num_tokens, self.total_time)
+        return ratio(self.num_tokens, self.total_time)
 
     # --- what the rounds say about the drafts
 
@@ -273,7 +283,7 @@ class GenerationResult:
         if not (self.is_speculative and self.rounds and step): return None
         times = self.draft_time_total_ms, self.verify_time_total_ms, self.sampling_time_total_ms
         spent = sum(each or 0.0 for each in times)
-        return _ratio(sum(len(r.emitted) for r in self.rounds) * step, spent / 1000)
+        return ratio(self.counts.emitted * step, spent / 1000)
 
     # --- for people, for programs, for Jupyter
 

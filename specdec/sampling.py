@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import NumericalError, check, require_int, to_int, to_number
-from .options import SamplingOptions
+from specdec.errors import NumericalError, check, require_int, to_int, to_number
+from specdec.options import SamplingOptions
 
 # %% ../nbs/engine/06_sampling.ipynb #eba11f17
 def probabilities(logits: Tensor, # [..., V], any floating dtype

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from .errors import InputError, check
-from .result import GenerationResult
-from .models.protocol import CausalLM
+from specdec.errors import InputError, check
+from specdec.result import GenerationResult
+from specdec.models.protocol import CausalLM
 
 # %% ../nbs/bench/speedup.ipynb #09f5a81e
 def in_range(values: ArrayLike, # one number or many

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from .sampling import RandomSource, SamplingParams, likeliest
-from .errors import InputError, check
+from specdec.sampling import RandomSource, SamplingParams, likeliest
+from specdec.errors import InputError, check
 
 # %% ../nbs/lossless/verify.ipynb #7acc13ba
 _Rule = TypeVar("_Rule", bound=Callable)

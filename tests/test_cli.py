@@ -457,22 +457,20 @@ def test_lines_that_are_prompts(tmp_path, text, found):
     file = tmp_path / "prompts"
     file.write_text(text, encoding="utf-8", newline="")
     assert answers.read_prompts(file) == found
-    chats = [each if isinstance(each, list) else [{"role": "user", "content": each}] for each in found]
-    assert answers.read_prompts(file, raw=False) == chats
 
 
 @pytest.mark.parametrize("text, words", [
-    ("", "no prompt"), ("\n \n", "no prompt"), (b"\xff\xfe", "can't be read"), ('{"prompt": 3}', "Line 1"),
-    ('{"prompt": "Hi"}\nWhy?', "Line 2"), ('{"prompt": " "}', "Line 1"), ('{"messages": []}', "Line 1"),
-    ("{" * 9999, "Line 1"), ('{"prompt": "Hi"}\n[1]', "Line 2"), ('{"messages": "hi"}', "Line 1"),
-    ('{"messages": [1, 2, 3]}', "Line 1"), ('{"messages": [[{"role": "user", "content": "Hi"}]]}', "Line 1"),
-    ('{"messages": [{"role": "user"}]}', "Line 1"), ('{"messages": [{"role": "user", "content": 3}]}', "Line 1"),
-    ("[1,2,3]", "Line 1"), ('["Hi", "Why?"]', "Line 1"), ('[\n{"prompt": "Hi"}\n]', "Line 1"),
-    ('[{"prompt": "Hi"},', "Line 1"), ('Hi\n\n {"prompt": "Why?"}', "Line 3"), ("Hi\n[1, 2]", "Line 2"),
-    ('{"prompt": "Hi", "text": "Why?"}', "Line 1"), ('{"prompt": "Hi", "messages": []}', "Line 1"),
-    ('{"prompt": "\\ud800"}', "Line 1"), ("Hi\0", "line 1"), (b"Hi\nWh\xff", "line 2"),
+    ("", "no prompt"), ("\n \n", "no prompt"), (b"\xff\xfe", "can't be read"), ('{"prompt": 3}', "line 1"),
+    ('{"prompt": "Hi"}\nWhy?', "line 2"), ('{"prompt": " "}', "line 1"), ('{"messages": []}', "line 1"),
+    ("{" * 9999, "line 1"), ('{"prompt": "Hi"}\n[1]', "line 2"), ('{"messages": "hi"}', "line 1"),
+    ('{"messages": [1, 2, 3]}', "line 1"), ('{"messages": [[{"role": "user", "content": "Hi"}]]}', "line 1"),
+    ('{"messages": [{"role": "user"}]}', "line 1"), ('{"messages": [{"role": "user", "content": 3}]}', "line 1"),
+    ("[1,2,3]", "line 1"), ('["Hi", "Why?"]', "line 1"), ('[\n{"prompt": "Hi"}\n]', "line 1"),
+    ('[{"prompt": "Hi"},', "line 1"), ('Hi\n\n {"prompt": "Why?"}', "line 3"), ("Hi\n[1, 2]", "line 2"),
+    ('{"prompt": "Hi", "text": "Why?"}', "line 1"), ('{"prompt": "Hi", "messages": []}', "line 1"),
+    ('{"prompt": "\\ud800"}', "line 1"), ("Hi\0", "line 1"), (b"Hi\nWh\xff", "line 2"),
     (gzip.compress(b"Hi", mtime=0), "packed"),
-    (b"PK\x03\x04\xff", "line 1"), ('{"prompt": ' + "9" * 5000 + "}", "Line 1"),
+    (b"PK\x03\x04\xff", "line 1"), ('{"prompt": ' + "9" * 5000 + "}", "line 1"),
 ], ids=lambda value: None)
 def test_lines_that_are_no_prompts(tmp_path, text, words):
     file = tmp_path / "prompts"

@@ -454,12 +454,12 @@ def test_a_device_loop_with_another_text(quick, monkeypatch):
 
 
 def test_a_host_loop_with_another_text(quick, monkeypatch):
-    right = pairs.serve
+    right = pairs.speculate_batch
     def other(*arguments):
-        for r in right(*arguments):
+        for i, r in right(*arguments):
             r.emitted = [min(token, 40) for token in r.emitted]
-            yield r
-    monkeypatch.setattr(pairs, "serve", other)
+            yield i, r
+    monkeypatch.setattr(pairs, "speculate_batch", other)
     is_ill("another greedy text")
 
 

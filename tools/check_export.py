@@ -2,6 +2,7 @@
 
 Exports and cleans a copy of the tree, and fails naming the files that come out different.
 """
+import re
 import shutil
 import subprocess
 import sys
@@ -41,9 +42,14 @@ def main() -> int:
             f"{name} is not what the notebooks say: run nbdev_export and nbdev_clean, look at the difference and"
             " commit it."
         )
-    marked = sorted(name for name, text in before.items() if name.endswith(".py") and b"\n#|" in text)
-    for name in marked: print(f"{name} holds a directive: give the cell the tag `fold` in its place.")
-    return 1 if changed or marked else 0
+    wrong = [f"{name} {why}." for name, text in sorted(before.items()) if name.endswith(".py") for why, found in {
+        "holds a directive: give the cell the tag `fold` in its place": b"\n#|" in text,
+        "has a relative import: begin its cell of imports with `#| exporti`": re.search(rb"\n *from \.", text),
+        "has two notebooks: one exports, the other imports and shows":
+            len({*re.findall(rb"\n# %% (\S+\.ipynb)", text)}) > 1,
+    }.items() if found]
+    for line in wrong: print(line)
+    return 1 if changed or wrong else 0
 
 
 if __name__ == "__main__":

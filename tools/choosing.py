@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from specdec.bench.prompts import first_prompts, packaged
+from specdec.bench.prompts import first_prompts
 from specdec.drafters.costs import processor_name
 from specdec.models.files import write_json
+from specdec.models.hub import prompts
 from specdec.models.loading import load
 from specdec.pair import Pair, best_drafter
 
@@ -39,7 +40,7 @@ def steps_after_the_first(result) -> float:
 def measured(name: str, dtype: str, count: int, tokens: int) -> dict:
     "By temperature: seconds of each way, the regret, and the prices that it chose by."
     target = load(name, device="cpu", dtype=dtype)
-    asked_of_it = packaged("quick" if name == OURS else "work")
+    asked_of_it = prompts("quick" if name == OURS else "work")
     drafter = best_drafter(target)
     default, alone = Pair(target, drafter), Pair(target, drafter.members[-1])
     drafts = "head" if name == OURS else "lookup"

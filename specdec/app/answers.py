@@ -7,7 +7,7 @@ __all__ = ['read_prompts', 'write_answers']
 
 # %% ../../nbs/use/07_answers.ipynb #21c71159
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,17 +17,17 @@ import math
 
 import torch
 
-from ..sampling import SeededRandom
-from ..errors import InputError, SpecdecError, check, require_int
-from ..result import GenerationResult
+from specdec.sampling import SeededRandom
+from specdec.errors import InputError, SpecdecError, check, require_int
+from specdec.result import GenerationResult
 from specdec.models.files import (
     GrowingFile, fingerprint, growing, numbered_lines, parse_json, written_whole,
 )
-from ..models.hub import encode, find_model, folder_digest
-from ..drafters.load import drafter_name, find_drafter
-from ..engine.plan import own_K
-from ..pair import Pair, place_named
-from ..options import Prompt, rule_name
+from specdec.models.hub import encode, find_model, folder_digest
+from specdec.drafters.load import drafter_name, find_drafter
+from specdec.engine.plan import own_K
+from specdec.pair import Pair, place_named
+from specdec.options import Prompt, rule_name
 
 # %% ../../nbs/use/07_answers.ipynb #9086b691
 def text_of(found: dict) -> str: # of a line
@@ -82,27 +82,32 @@ def taken_for(asked: list[Prompt]) -> str:
     counts = (texts, "text"), (len(asked) - texts, "chat")
     return ", ".join(f"{n} {kind}{'s' * (n > 1)}" for n, kind in counts if n)
 
-FORM = ('expected {"prompt": "…"}, {"text": "…"} or '
+def read_lines(file: Path, lines: Iterable[tuple[int, str]], # numbered
+               read: Callable, # number, line → what it says; `ValueError`: what is wrong with it
+               form: str) -> list:
+    "What the lines of a file say; raises `InputError` that names those which can't be used."
+    found, wrong = [], []
+    for n, line in lines:
+        try: found.append(read(n, line))
+        except ValueError as error: wrong.append(f"line {n} {error}")
+    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    check(not wrong, f"{file}: {'; '.join(wrong[:5])}{more}. {form}")
+    return found
+
+FORM = ('Expected {"prompt": "…"}, {"text": "…"} or '
         '{"messages": [{"role": "user", "content": "…"}]} in each line')
 
 # %% ../../nbs/use/07_answers.ipynb #fc9843e4
-def read_prompts(file: Path,
-                 raw: bool = True, # False: a text becomes the message of a chat
-                ) -> list[Prompt]:
+def read_prompts(file: Path) -> list[Prompt]:
     """The prompts in a file, one a line, as `Pair.generate` takes them: JSON objects where the
-    first line begins like one, else texts. Raises `InputError` with the number of a line that is
+    first line begins like one, else texts. Raises `InputError` with the numbers of lines that are
     neither."""
-    found: list[Prompt] = []
     lines = numbered_lines(file)
     as_text = not is_json(lines[0][1])
-    for n, line in lines:
-        try:
-            if as_text and is_json(line): raise ValueError("is JSON, and the first one is text")
-            found.append(line if as_text else prompt_of(object_of(line)))
-        except ValueError as error:
-            raise InputError(f"Line {n} of {file} {error}: {FORM}, or text in all of them, not "
-                             f"{line[:60]!r}.") from error
-    return found if raw else [as_chat(each) for each in found]
+    def read(n: int, line: str) -> Prompt:
+        if as_text and is_json(line): raise ValueError("is JSON, and the first one is text")
+        return line if as_text else prompt_of(object_of(line))
+    return read_lines(file, lines, read, f"{FORM}, or text in all of them.")
 
 # %% ../../nbs/use/07_answers.ipynb #eb395cd3
 BEGIN = b'{"prompt_ids": ['  # how an answer begins

@@ -792,7 +792,8 @@ def follow(
     from specdec.models.loading import load as load_by_name
     from specdec.train.stations import follow_head, served_path
     folder, copy = find_drafter(drafter), served_path(served)
-    asked = None if prompts is None else answers.read_prompts(prompts, raw=False)
+    asked = None if prompts is None else [
+        answers.as_chat(each) for each in answers.read_prompts(prompts)]
     found = or_rebuild(lambda: follow_head(
         folder, load_by_name(target, "cpu", "float32"), asked, copy, K, max_new_tokens,
         suspects), target)

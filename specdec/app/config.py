@@ -20,12 +20,12 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import InputError, SpecdecError, check
-from ..models.files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
-from ..models.files import place_for, written_whole
-from .registry import get_pair
-from ..engine.lossy import LossyLenience
-from ..options import IN_A_GRID, METHODS, NOTES, as_key, in_files, meant, twin
+from specdec.errors import InputError, SpecdecError, check
+from specdec.models.files import LARGEST_CONFIG, Lines, line_of, local_path, parse_lines, read_text
+from specdec.models.files import place_for, written_whole
+from specdec.app.registry import get_pair
+from specdec.engine.lossy import LossyLenience
+from specdec.options import IN_A_GRID, METHODS, NOTES, as_key, in_files, meant, twin
 
 # %% ../../nbs/use/09_config.ipynb #3b49e084
 class _Section(BaseModel):

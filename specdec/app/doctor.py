@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ModelError, SpecdecError
+from specdec.errors import ModelError, SpecdecError
 
 if TYPE_CHECKING:  # for type checkers only: a doctor doesn't stand on what may be ill
     import torch

@@ -117,17 +117,20 @@ def by_position(reached: Sequence[float], # rounds that accepted at least 1, 2, 
           "run's: at a later draft position more tokens were accepted than at one before it.")
     return tuple(min(1.0, float(a / n)) for a, n in zip(reached, tried) if n)
 
+def of_counts(counts: Counts, **more) -> Acceptance:
+    "Where all is counted."
+    return Acceptance(
+        rounds=counts.rounds, drafted=counts.drafted, accepted=counts.accepted,
+        tau=counts.tau if counts.rounds else None, alpha=counts.alpha if counts.tried else None,
+        **more)
+
 def from_reached(reached: Sequence[float], # rounds that accepted at least 1, 2, … K draft tokens
                  rounds: float, **more) -> Acceptance:
     "Where every round drafted K tokens."
-    positions = by_position(reached, rounds)
-    accepted = sum(reached)
-    rejected = max(0, rounds - reached[-1])
-    return Acceptance(
-        K=len(reached), rounds=rounds, drafted=rounds * len(reached), accepted=accepted,
-        tau=1 + accepted / rounds if rounds else None,
-        alpha=accepted / (accepted + rejected) if accepted + rejected else None,
-        positions=positions, **more)
+    positions, accepted = by_position(reached, rounds), sum(reached)
+    numbers: tuple[Any, ...] = (  # by the shares that a log tells they needn't be whole
+        rounds, rounds + accepted, rounds * len(reached), accepted, max(0, rounds - reached[-1]))
+    return of_counts(Counts(*numbers), K=len(reached), positions=positions, **more)
 
 def from_length(tau: float, K: int | None, **more) -> Acceptance:
     "Where averages are all there is."
@@ -168,9 +171,8 @@ def of_results(results: Iterable[GenerationResult],
             step = (whole - draft * n) / v  # the machine may be busier than the clock saw it
         elif c is not None: whole, draft = (v + c * n) * step, c * step
         more |= dict(verify=tuple(seen.verify), costs_from=CLOCKS[seen.origin])
-    return Acceptance(
-        "specdec", form, len(results), K, counts.rounds, counts.drafted, counts.accepted,
-        counts.tau, counts.alpha,
+    return of_counts(
+        counts, engine="specdec", form=form, parts=len(results), K=K,
         positions=tuple(alpha_by_position(rounds)[0].tolist()), running=1,
         round_seconds=whole, draft_seconds=draft,
         plain_seconds=step, lossy=any(r.is_lossless is False for r in results), **more)

@@ -16,22 +16,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..cache import KVCache
-from ..drafters.base import (Draft, Drafter, DrafterBase, DraftState, WrapperDrafter,
+from specdec.cache import KVCache
+from specdec.drafters.base import (Draft, Drafter, DrafterBase, DraftState, WrapperDrafter,
                                    WrapperState)
-from ..drafters.colder import TemperatureScaledState
-from ..drafters.load import is_drafter, model_drafter, named
-from ..drafters.lookup import NGramDrafter, SuffixDrafter
-from ..engine.profiling import PhaseTimer
-from ..engine.request import Request
-from ..errors import check, require_int
-from ..loop import commit, decide, draft, serve, start, up_to_end
-from ..models.protocol import CausalLM, WrapperLM
+from specdec.drafters.colder import TemperatureScaledState
+from specdec.drafters.load import is_drafter, model_drafter, named
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
+from specdec.errors import check, require_int
+from specdec.loop import commit, decide, draft, serve, start, up_to_end
+from specdec.models.protocol import CausalLM, WrapperLM
 from specdec.models.transformers import (
     TransformersLM, cache_argument, evaluating, inside, is_off, trial_text, windows,
 )
-from ..result import Round
-from ..sampling import RandomSource, SamplingParams, SeededRandom, probabilities
+from specdec.result import Round
+from specdec.sampling import RandomSource, SamplingParams, SeededRandom, probabilities
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
     from transformers import GenerationConfig

@@ -25,11 +25,11 @@ from urllib.parse import unquote, urlsplit
 
 from safetensors.torch import load_file, save
 
-from ..errors import InputError
-from ..models.files import parse_json, read_text
-from ..lossless.server import is_local
-from ..models.gguf import original_gguf
-from ..panel.palette import style_sheet
+from specdec.errors import InputError
+from specdec.models.files import parse_json, read_text
+from specdec.lossless.server import is_local
+from specdec.models.gguf import original_gguf
+from specdec.panel.palette import style_sheet
 
 # %% ../../nbs/use/06_server.ipynb #livesrv01
 PART = 10**7  # bytes, at most

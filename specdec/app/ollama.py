@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from ..errors import InputError, check, require_int
-from ..lossless.server import ResponsePart, ask_server, checked, printable
+from specdec.errors import InputError, check, require_int
+from specdec.lossless.server import ResponsePart, ask_server, checked, printable
 
 # %% ../../nbs/use/12_ollama.ipynb #1c41361c
 WHY_NOT = (

@@ -9,9 +9,9 @@ __all__ = ['PAIRS', 'PairSpec', 'list_pairs', 'get_pair', 'SlowerWarning']
 import difflib
 from dataclasses import asdict, dataclass
 
-from ..errors import InputError, check
-from ..models.files import parameter_counts
-from ..speedup import walltime_factor
+from specdec.errors import InputError, check
+from specdec.models.files import parameter_counts
+from specdec.speedup import walltime_factor
 
 # %% ../../nbs/use/11_registry.ipynb #ffdbd018
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..errors import check
-from ..result import Round
-from ..speedup import in_range, tokens_per_round
+from specdec.errors import check
+from specdec.result import Counts, Round
+from specdec.speedup import in_range, tokens_per_round
 
 # %% ../../nbs/bench/03_alpha.ipynb #b94009d5
 def wilson_interval(accepted: ArrayLike,       # tokens accepted, at most as many as were tried
@@ -35,19 +35,12 @@ def wilson_interval(accepted: ArrayLike,       # tokens accepted, at most as man
     return np.maximum(centre - half, 0), np.minimum(centre + half, 1)
 
 # %% ../../nbs/bench/03_alpha.ipynb #ec84de5d
-def _tried(r: Round) -> int:
-    "How many of a round's drafts were tried: the accepted ones, and the one that was rejected."
-    return min(r.accepted + 1, len(r.drafted))
-
 def design_effect(groups: Iterable[Iterable[Round]], # two or more: a sequence's rounds
                  ) -> float: # 1: as good as independent tries; 4: worth a quarter of them
     """The variance of α̂ that the groups show, relative to independent tries (Kish 1965; the
     linearised variance of a ratio). Raises `InputError` for fewer than two groups with drafts."""
-    accepted, tried = [], []
-    for group in map(list, groups):
-        accepted.append(sum(r.accepted for r in group))
-        tried.append(sum(_tried(r) for r in group))
-    s, n = (np.array(counts, dtype=float)[np.array(tried) > 0] for counts in (accepted, tried))
+    counts = [Counts.of([*group]) for group in groups]
+    s, n = np.array([(c.accepted, c.tried) for c in counts if c.tried], float).reshape(-1, 2).T
     count = len(n)
     check(count >= 2,
           f"A design effect needs at least two groups of rounds with drafts, not {count}.")
@@ -78,27 +71,26 @@ def estimate_alpha(rounds: Iterable[Round],
                   ) -> AlphaEstimate:
     """The maximum-likelihood α, accepted / (accepted + rejected), with Wilson's interval. Drafts
     after a rejection are censored, not failures. Raises `InputError` if nothing was drafted."""
-    rounds = list(rounds)
-    accepted, tried = sum(r.accepted for r in rounds), sum(map(_tried, rounds))
-    check(tried > 0,
+    counts = Counts.of([*rounds])
+    check(counts.tried > 0,
           "No draft token was tried, so nothing can be said about α: give rounds with drafts.")
     effect = max(1.0, float(in_range(design_effect, "The design effect", 0)))
-    ends = wilson_interval(accepted / effect, tried / effect, confidence)
-    alpha = accepted / tried
+    ends = wilson_interval(counts.accepted / effect, counts.tried / effect, confidence)
+    alpha = counts.alpha
     # rounding must not shut α out
     low, high = min(alpha, float(ends[0])), max(alpha, float(ends[1]))
-    return AlphaEstimate(alpha, low, high, accepted, tried, confidence, effect)
+    return AlphaEstimate(alpha, low, high, counts.accepted, counts.tried, confidence, effect)
 
 # %% ../../nbs/bench/03_alpha.ipynb #96068802
 def alpha_by_position(rounds: Iterable[Round],
                      ) -> tuple[np.ndarray, np.ndarray]: # α and tries, [furthest position tried]
     "Accepted / tried at draft position 1, 2, …, among the rounds that got there."
     rounds = list(rounds)
-    longest = max(map(_tried, rounds), default=0)
+    longest = max((r.tried for r in rounds), default=0)
     accepted, tried = np.zeros(longest), np.zeros(longest)
     for r in rounds:
         accepted[:r.accepted] += 1
-        tried[:_tried(r)] += 1
+        tried[:r.tried] += 1
     return accepted / tried, tried
 
 def tokens_from_positions(alpha: ArrayLike, # α by position, each 0…1, [n]

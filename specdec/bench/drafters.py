@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from ..app.registry import PairSpec
-from .grid import Way, cells_of
-from .methods import DRAFTERS
+from specdec.app.registry import PairSpec
+from specdec.bench.grid import Way, cells_of
+from specdec.bench.methods import DRAFTERS
 from specdec.bench.peers import (
     about, check_counts, command, common, compared, median_of, paired_ratios, summarise,
 )
-from .prompts import first_prompts, packaged
-from .run import environment, rendered
-from ..errors import check, require_int, to_number
-from ..models.hub import Prompt, prompts
+from specdec.bench.prompts import first_prompts
+from specdec.bench.run import environment, rendered
+from specdec.errors import check, require_int, to_number
+from specdec.models.hub import BenchPrompt, prompts
 
 # %% ../../nbs/bench/02_drafters.ipynb #e5c15b62
 @dataclass(frozen=True)
@@ -82,10 +82,10 @@ def drafters_ways(config: DraftersConfig, dtype: str) -> dict[str, Way]:
             for t in config.temperatures
             for name, Ks in {"plain": (None,), **drafting, **others}.items() for K in Ks}
 
-def chosen_prompts(config: DraftersConfig) -> list[Prompt]: # domains in turn
+def chosen_prompts(config: DraftersConfig) -> list[BenchPrompt]: # domains in turn
     "The first of the fifteen, and the first of the held-out ones."
     known = first_prompts(prompts(), config.prompts)
-    return known + first_prompts(packaged("held_out"), config.held_out)
+    return known + first_prompts(prompts("held_out"), config.held_out)
 
 # %% ../../nbs/bench/02_drafters.ipynb #ce73b96b
 def alphas(some: pd.DataFrame) -> list[float]: # the runs of one method

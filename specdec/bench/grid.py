@@ -16,15 +16,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from ..app.config import Device, Dtype, Name, placed_name, placed_names, read_as
-from ..app.registry import PairSpec, get_pair
-from .methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
-from .prompts import PromptDataset
-from ..errors import check
-from ..models.devices import STORED, dtype_name, pick_device, pick_dtype
-from ..models.files import fingerprint
-from ..models.hub import Prompt
-from ..options import meant
+from specdec.app.config import Device, Dtype, Name, placed_name, placed_names, read_as
+from specdec.app.registry import PairSpec, get_pair
+from specdec.bench.methods import DRAFTERS, LLAMACPP, PROBES, TRANSFORMERS
+from specdec.bench.prompts import PromptDataset
+from specdec.errors import check
+from specdec.models.devices import STORED, dtype_name, pick_device, pick_dtype
+from specdec.models.files import fingerprint
+from specdec.models.hub import BenchPrompt
+from specdec.options import meant
 
 # %% ../../nbs/bench/05_grid.ipynb #cf126b8b
 PEERS = (*TRANSFORMERS, *LLAMACPP)
@@ -248,10 +248,10 @@ def grid_schema() -> dict:
 class Job(NamedTuple):
     "One run that is to be measured."
     repeat: int     # 0, 1, …
-    prompt: Prompt
+    prompt: BenchPrompt
     method: Any     # as its group names it
 
-def interleaved(some: Sequence[Prompt],  # the prompts
+def interleaved(some: Sequence[BenchPrompt],  # the prompts
                 repeats: int,            # runs of each method on each of them
                 *groups: Sequence[Any],  # methods, such as names; those of one group are neighbours
                ) -> Iterator[Job]:
@@ -279,7 +279,7 @@ class Way(NamedTuple):
 class Cell:
     "Runs that are compared with each other, in their order; all on one prompt."
     pair: PairSpec
-    prompt: Prompt
+    prompt: BenchPrompt
     runs: tuple[BenchmarkConfig, ...]
     timed: bool = True # False: only acceptance is wanted
 
@@ -289,7 +289,7 @@ def check_few(runs: int) -> None:
           f" {MOST_RUNS:,}: give fewer repeats, prompts or K, or several grids.")
 
 def cells_of(pair: PairSpec, name: str, # what is measured, and its name in records
-             ways: Iterable[Way], chosen: Sequence[Prompt], repeats: int,
+             ways: Iterable[Way], chosen: Sequence[BenchPrompt], repeats: int,
              apart: bool = True,        # whether each temperature has a cell of its own
              timed: bool = True, seed: int = 0, **common, # what all runs share
             ) -> Iterator[Cell]:
@@ -331,7 +331,7 @@ def ways(grid: Grid) -> list[tuple[str, int | str | None]]: # (method, K)
     Ks |= {name: numbers for name in grid.methods if synthetic_rates(name)}
     return [(method, K) for method in grid.methods for K in Ks.get(method, [None])]
 
-def grid_prompts(grid: Grid) -> list[Prompt]:
+def grid_prompts(grid: Grid) -> list[BenchPrompt]:
     "As many as were asked for of each domain, domains in turn."
     dataset = PromptDataset.load(grid.prompts)
     some = [dataset.get_by_domain(d)[:grid.count] for d in grid.domains or dataset.domains]

@@ -30,25 +30,26 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import safe_open
 from torch import Tensor
 
-from ..models.transformers import cache_argument
-from .prompts import prompt_ids
-from ..drafters.base import Drafter
-from ..drafters.choose import HybridDrafter
-from ..drafters.load import shipped
-from ..drafters.lookup import NGramDrafter, SuffixDrafter
-from ..drafters.model import ModelDrafter, quantised
-from ..errors import InputError, ModelError, check
-from ..models.files import parse_json
-from ..models.gguf import export_gguf, export_head, original_gguf
-from ..models.loading import fits_plain, load
-from ..models.devices import pick_device, pick_dtype
-from ..models.hub import find_model, load_transformers, prompts
-from ..pair import Pair
-from ..engine.profiling import context_bytes, floor_seconds, memory_bandwidth, resident_bytes
-from ..models.llama import Llama
-from ..models.protocol import CausalLM
-from ..app.registry import PAIRS
-from ..result import GenerationResult
+from specdec.models.transformers import cache_argument
+from specdec.bench.prompts import prompt_ids
+from specdec.drafters.base import Drafter
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.load import shipped
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
+from specdec.drafters.model import ModelDrafter, quantised
+from specdec.errors import InputError, ModelError, check
+from specdec.models.files import parse_json
+from specdec.models.gguf import export_gguf, export_head, original_gguf
+from specdec.models.loading import fits_plain, load
+from specdec.models.devices import pick_device, pick_dtype
+from specdec.models.hub import find_model, load_transformers, prompts
+from specdec.pair import Pair
+from specdec.engine.profiling import (
+    MemoryMeter, context_bytes, floor_seconds, memory_bandwidth)
+from specdec.models.llama import Llama
+from specdec.models.protocol import CausalLM
+from specdec.app.registry import PAIRS
+from specdec.result import GenerationResult
 
 # %% ../../nbs/bench/01_methods.ipynb #ca93ae92
 DRAFTERS = ("ngram", "suffix", "model", "head", "skip", "int4", "hybrid")
@@ -450,14 +451,13 @@ def probe_memory(
     fresh process on a CPU; see `memory_in_child`."""
     for name in modules:
         with suppress(Exception): import_module(name)  # a few can only be imported by others
-    before, _ = resident_bytes()
-    pair = Pair(load(model, device, dtype), NGramDrafter())
-    _, loading = resident_bytes()  # a run sets the peak back
+    meter = MemoryMeter()
+    before, _ = meter.read()
+    with meter.phase("run"): pair = Pair(load(model, device, dtype), NGramDrafter())
     ids = max((prompt_ids(pair.tokenizer, prompt) for prompt in prompts()), key=len)
-    pair.generate(ids, max_new_tokens=max_new_tokens, ignore_eos=True)
-    _, generating = resident_bytes()
+    with meter.phase("run"): pair.generate(ids, max_new_tokens=max_new_tokens, ignore_eos=True)
     figures = {
-        "after_imports": before, "peak": max(loading, generating),
+        "after_imports": before, "peak": meter.peak("run"),
         "weights": weight_bytes(find_model(model), pair.target.dtype),
         "cache": context_bytes(pair.target.config, len(ids) + max_new_tokens, pair.target.dtype),
     }

@@ -15,20 +15,20 @@ from typing import NamedTuple
 import pandas as pd
 import torch
 
-from ..app.registry import PairSpec
-from .grid import Cell, Way, cells_of
-from .methods import LLAMACPP, PROBES, llamacpp_missing
-from .prompts import first_prompts, packaged
-from .run import Measured, Record, environment, measure, put_away, rendered
-from ..engine.plan import K as USUAL_K # what a user gets who says nothing
-from ..errors import ModelError, require_int
-from ..models.devices import pick_device
-from ..models.files import fingerprint, local_path
-from ..models.hub import encode, prompts, sha256
-from ..models.kernel import kernel_missing
-from ..models.loading import load
-from ..models.protocol import CausalLM
-from ..result import Round
+from specdec.app.registry import PairSpec
+from specdec.bench.grid import Cell, Way, cells_of
+from specdec.bench.methods import LLAMACPP, PROBES, llamacpp_missing
+from specdec.bench.prompts import first_prompts
+from specdec.bench.run import Measured, Record, environment, measure, put_away, rendered
+from specdec.engine.plan import K as USUAL_K # what a user gets who says nothing
+from specdec.errors import ModelError, require_int
+from specdec.models.devices import pick_device
+from specdec.models.files import fingerprint, local_path
+from specdec.models.hub import encode, prompts, sha256
+from specdec.models.kernel import kernel_missing
+from specdec.models.loading import load
+from specdec.models.protocol import CausalLM
+from specdec.result import Counts, Round
 
 # %% ../../nbs/bench/01_peers.ipynb #af050f15
 class Method(NamedTuple):
@@ -147,13 +147,10 @@ NUMBERS = ("repeat", "tokens", "seconds", "load", "first_run", "first_token", "d
 
 def counts(rounds: Sequence[Round]) -> dict[str, float]:
     "Rounds and tokens, and how many drafts were tried and accepted at each position."
-    found: dict[str, float] = {
-        "rounds": len(rounds), "emitted": sum(len(r.emitted) for r in rounds),
-        "drafted": sum(len(r.drafted) for r in rounds),
-    }
+    all_in_all = Counts.of(rounds)
+    found = {name: getattr(all_in_all, name) for name in ("rounds", "emitted", "drafted")}
     for i in range(max((len(r.drafted) for r in rounds), default=0)):
-        # a draft is tried if all before it were accepted
-        found[f"tried_{i + 1}"] = sum(i < len(r.drafted) and i <= r.accepted for r in rounds)
+        found[f"tried_{i + 1}"] = sum(i < r.tried for r in rounds)
         found[f"accepted_{i + 1}"] = sum(i < r.accepted for r in rounds)
     return found
 
@@ -563,7 +560,7 @@ def bench_target(config: TargetConfig,
         if config.sibling: raise
         missing["the sibling"] = str(error)
     else: pairs.append((other, beside))
-    chosen = first_prompts(packaged("work"), config.prompts)
+    chosen = first_prompts(prompts("work"), config.prompts)
     ways = {pair_name(spec): some for spec, some in pairs}
     found, timed = compared([cell for spec, some in pairs for cell in cells_of(
         spec, pair_name(spec), some.values(), chosen, apart=False, **common(config))], ways, out)

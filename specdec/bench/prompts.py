@@ -13,19 +13,18 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from importlib import resources
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
-from ..errors import check
-from ..models.hub import Prompt, encode, find_tokenizer, load_tokenizer
-from ..app.answers import object_of, prompt_of
-from ..models.files import (
-    local_path, numbered_lines, parse_json, place_for, split_lines, written_whole)
+from specdec.errors import check
+from specdec.models.hub import (
+    PACKAGED, BenchPrompt, encode, find_tokenizer, load_tokenizer, prompts)
+from specdec.app.answers import object_of, prompt_of, read_lines
+from specdec.models.files import local_path, numbered_lines, parse_json, place_for, written_whole
 
 # %% ../../nbs/bench/04_prompts.ipynb #171f666e
 FIELDS = ("id", "domain", "text", "prompt", "tokens")  # `prompt` is another name for `text`
@@ -48,61 +47,28 @@ def read_fields(line: str) -> dict[str, Any]: # text, domain; id, tokens where i
     return names | counted | {"text": text}
 
 # %% ../../nbs/bench/04_prompts.ipynb #7adf0911
-def parse_prompts(lines: Iterable[tuple[int, str]], # numbered
-                 ) -> tuple[list[Prompt], dict[str, int], list[str]]: # prompts, tokens, mistakes
-    """The prompts of a file, the tokens of those that were counted, by id, and each line that can't
-    be used, with its number."""
-    prompts: list[Prompt] = []
-    tokens: dict[str, int] = {}
-    wrong: list[str] = []
+def read_prompt_file(file: Path) -> tuple[BenchPrompt, ...]: # in the file's order
+    "What is in a file of prompts; raises `InputError` that names the lines which can't be used."
     count: Counter[str] = Counter()
     seen: dict[str, int] = {}  # an id or a text → the line that has it
-    for n, line in lines:
-        try: fields = read_fields(line)
-        except ValueError as error:
-            wrong.append(f"line {n} {error}")
-            continue
+    def read(n: int, line: str) -> BenchPrompt:
+        fields = read_fields(line)
         domain, text = fields["domain"], fields["text"]
         name = fields.get("id", f"{domain}_{count[domain]:03}")
         count[domain] += 1
         for key, what in (f"id {name}", f"has the id {name}"), (f"text {text}", "has the text"):
-            if key in seen: wrong.append(f"line {n} {what} of line {seen[key]}")
-            seen.setdefault(key, n)
-        prompts.append(Prompt(name, domain, text))
-        if "tokens" in fields: tokens[name] = fields["tokens"]
-    return prompts, tokens, wrong
-
-# the prompts in the file's order; id → tokens, of those that were counted
-def read_prompt_file(path: Path) -> tuple[tuple[Prompt, ...], dict[str, int]]:
-    "What is in a file of prompts; raises `InputError` that names the lines which can't be used."
-    prompts, tokens, wrong = parse_prompts(numbered_lines(path))
-    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-    check(not wrong, f"{path}: {'; '.join(wrong[:5])}{more}. A line is JSON such as "
-          '{"text": "Why is the sky blue?", "domain": "science"}.')
-    return tuple(prompts), tokens
+            if seen.setdefault(key, n) != n: raise ValueError(f"{what} of line {seen[key]}")
+        return BenchPrompt(name, domain, text, fields.get("tokens"))
+    return tuple(read_lines(file, numbered_lines(file), read, 'A line is JSON such as {"text": '
+                            '"Why is the sky blue?", "domain": "science"}.'))
 
 # %% ../../nbs/bench/04_prompts.ipynb #d084fd25
-DOMAINS = ("code", "conversation", "summarization")
-_FILES = {  # set → its files in specdec/data
-    "builtin": ("prompts.json", "held_out.json", *(f"prompts_{d}.jsonl" for d in DOMAINS)),
-    "quick": ("prompts.json",), "held_out": ("held_out.json",), "work": ("work.json",),
-}
-
-def packaged(name: str) -> tuple[Prompt, ...]: # by domain, then by number
-    "A set of prompts that comes with the package: builtin, quick, held_out or work."
-    found = []
-    for file in _FILES[name]:
-        text = (resources.files("specdec") / "data" / file).read_text(encoding="utf-8")
-        rows = parse_json(text) if file.endswith(".json") else map(parse_json, split_lines(text))
-        found += [Prompt(**row) for row in rows]
-    return tuple(sorted(found, key=lambda prompt: prompt.id))
-
-def first_prompts(some: Iterable[Prompt], count: int) -> list[Prompt]:
+def first_prompts(some: Iterable[BenchPrompt], count: int) -> list[BenchPrompt]:
     "That many of some prompts: the first of each domain, then the second of each, …"
     in_turn = sorted(some, key=lambda p: (p.id.split("_")[1], p.domain))
     return in_turn[:count]
 
-def prompt_ids(tokenizer, prompt: Prompt) -> list[int]:
+def prompt_ids(tokenizer, prompt: BenchPrompt) -> list[int]:
     "A prompt's tokens, in the model's chat format if it has one."
     return encode(tokenizer, prompt.messages if tokenizer.chat_template else prompt.text)
 
@@ -152,9 +118,9 @@ _PUBLIC: dict[str, tuple[str, Callable]] = { # domain → the set's name, its te
 }
 _UNREADABLE = (OSError, EOFError, zlib.error, ValueError, LookupError, TypeError, AttributeError)
 
-def public(tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]: # prompts, domain → its source
+def public(tokenizer) -> tuple[tuple[BenchPrompt, ...], dict[str, str]]: # domain → its source
     "Fifty prompts of each public set, or the built-in ones where a set can't be read."
-    prompts: list[Prompt] = []
+    found: list[BenchPrompt] = []
     sources = {}
     for domain, (name, read) in _PUBLIC.items():
         try:
@@ -162,34 +128,30 @@ def public(tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str]]: # prompts, d
             if len(texts) < PER_DOMAIN: raise ValueError(f"it gave {len(texts)} texts")
         except _UNREADABLE as error:
             sources[domain] = f"builtin, since {name} can't be read: {str(error) or type(error)}"
-            prompts += [prompt for prompt in packaged("builtin") if prompt.domain == domain]
+            found += [prompt for prompt in prompts("builtin") if prompt.domain == domain]
         else:
             sources[domain] = name
-            prompts += [Prompt(f"{domain}_{i:03}", domain, text) for i, text in enumerate(texts)]
-    return tuple(prompts), sources
+            found += [BenchPrompt(f"{domain}_{i:03}", domain, text) for i, text in enumerate(texts)]
+    return tuple(found), sources
 
 # %% ../../nbs/bench/04_prompts.ipynb #ea7823e5
-SETS = (*_FILES, "public")
+SETS = (*PACKAGED, "public")
 
-# prompts, domain → its source, id → tokens as a file has counted them
-def read_dataset(source: str, tokenizer) -> tuple[tuple[Prompt, ...], dict[str, str], dict]:
-    "The parts of `PromptDataset.load`."
-    if source == "public":
-        return *public(tokenizer or load_tokenizer(find_tokenizer("smollm2"))), {}
-    known = source in _FILES
+def read_dataset(source: str, tokenizer) -> tuple[tuple[BenchPrompt, ...], dict[str, str]]:
+    "Prompts, and domain → its source, of `PromptDataset.load`."
+    if source == "public": return public(tokenizer or load_tokenizer(find_tokenizer("smollm2")))
+    known = source in PACKAGED
     check(known or Path(source).is_file(), f"There is no set of prompts and no file {source!r}: "
           f"expected {', '.join(SETS)}, or a file of JSON lines.")
-    found, tokens = (packaged(source), {}) if known else read_prompt_file(Path(source))
-    return found, {prompt.domain: source for prompt in found}, tokens
+    found = prompts(source) if known else read_prompt_file(Path(source))
+    return found, {prompt.domain: source for prompt in found}
 
 # %% ../../nbs/bench/04_prompts.ipynb #216fd57c
 @dataclass(frozen=True, repr=False)
 class PromptDataset:
     "Prompts to measure on, by domain: with a length, an order, and by number, slice or id."
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[BenchPrompt, ...]
     sources: dict[str, str]  # domain → where its prompts come from
-    # id → tokens: by the tokenizer it was loaded with, else as its file says; {}: not counted
-    tokens: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def load(cls,
@@ -199,14 +161,19 @@ class PromptDataset:
         """A set of prompts: the 150 (builtin), the 15 for quick runs, the 15 held out; HumanEval,
         Alpaca and CNN/DailyMail where they can be read (public); or a file of JSON lines. Raises
         `InputError` if there is no such set or file, or for lines that can't be used."""
-        found = cls(*read_dataset(str(source), tokenizer))
-        tokens = token_counts(found, tokenizer) if tokenizer else found.tokens
-        counted = (replace(each, token_count=tokens.get(each.id)) for each in found.prompts)
-        return cls(tuple(counted), found.sources, tokens)
+        found, sources = read_dataset(str(source), tokenizer)
+        if tokenizer: found = tuple(
+            replace(each, token_count=len(prompt_ids(tokenizer, each))) for each in found)
+        return cls(found, sources)
+
+    @property
+    def tokens(self) -> dict[str, int]: # id → tokens, of the prompts that were counted
+        "By the tokenizer that it was loaded with, else as its file says."
+        return {p.id: p.token_count for p in self.prompts if p.token_count is not None}
 
     def __len__(self) -> int: return len(self.prompts)
 
-    def __iter__(self) -> Iterator[Prompt]: return iter(self.prompts)
+    def __iter__(self) -> Iterator[BenchPrompt]: return iter(self.prompts)
 
     def __getitem__(self, which): # a number or an id → its prompt; a slice → a tuple of them
         if not isinstance(which, str): return self.prompts[which]
@@ -220,11 +187,11 @@ class PromptDataset:
         "The domains, in the order of their first prompts."
         return list(dict.fromkeys(prompt.domain for prompt in self.prompts))
 
-    def get_all(self) -> list[Prompt]:
+    def get_all(self) -> list[BenchPrompt]:
         "All prompts."
         return list(self.prompts)
 
-    def get_by_domain(self, domain: str) -> list[Prompt]:
+    def get_by_domain(self, domain: str) -> list[BenchPrompt]:
         "The prompts of one domain; raises `InputError` if there is no such domain."
         check(domain in self.domains,
               f"There is no domain {domain!r} here: expected {', '.join(self.domains)}.")
@@ -252,7 +219,7 @@ def _range(values: list[int]) -> dict[str, float]:
 def prompt_statistics(dataset: PromptDataset, tokenizer) -> dict:
     "By domain: how many prompts, where they are from, and how long they are in words and tokens."
     counts = token_counts(dataset, tokenizer)
-    def about(some: list[Prompt]) -> dict:
+    def about(some: list[BenchPrompt]) -> dict:
         words = [len(prompt.text.split()) for prompt in some]
         tokens = [counts[prompt.id] for prompt in some]
         return {"prompts": len(some), "words": _range(words), "tokens": _range(tokens)}

@@ -25,12 +25,12 @@ from numpy.typing import ArrayLike
 from pydantic_core import from_json
 from scipy.stats import bootstrap
 
-from .grid import synthetic_rates
-from .methods import PROBES
-from .run import ParsedRecord, amount, frozen_words, parsed, read_lines, rendered
-from ..errors import InputError, ModelError, check
-from ..models.files import local_path, place_for, read_text, visible, written_whole
-from ..speedup import tokens_per_round
+from specdec.bench.grid import synthetic_rates
+from specdec.bench.methods import PROBES
+from specdec.bench.run import ParsedRecord, amount, frozen_words, parsed, read_lines, rendered
+from specdec.errors import InputError, ModelError, check
+from specdec.models.files import local_path, place_for, read_text, visible, written_whole
+from specdec.speedup import tokens_per_round
 
 # %% ../../nbs/bench/09_report.ipynb #f77c723b
 RESAMPLES, CONFIDENCE, FEWEST, SEED = 2000, 0.95, 5, 0

@@ -35,7 +35,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tqdm import tqdm
 
-from ..app.registry import PAIRS, PairSpec
+from specdec.app.registry import PAIRS, PairSpec
 from specdec.bench.grid import (
     BenchmarkConfig, Cell, Grid, cells, drafts_here, is_ours, synthetic_rates,
 )
@@ -45,25 +45,25 @@ from specdec.bench.methods import (
     parting, prefill_probe, quiet_transformers, specdec_probes, transformers_peer,
     transformers_read, weight_bytes,
 )
-from .prompts import prompt_ids
-from ..drafters.base import Drafter, NoDrafter
-from ..drafters.costs import code_digest, processor_name
-from ..drafters.head import Head, head_config, share_embedding
-from ..drafters.head_drafter import HeadDrafter
-from ..drafters.load import find_drafter, load_drafter, model_drafter, shipped
-from ..engine.synthetic import SyntheticAcceptance
-from ..errors import InputError, ModelError, check, preserve_interrupts
-from ..models.convert import GRID
-from ..models.devices import STORED, dtype_name, pick_device, pick_dtype
-from ..models.files import GrowingFile, fingerprint, growing, if_full, parse_json
-from ..models.hub import find_model, folder_digest, load_tokenizer
-from ..models.linear import GROUP
-from ..models.llama import head_size
-from ..models.loading import load, read_config
-from ..models.transformers import context_length
-from ..pair import Pair
-from ..result import Counts, GenerationResult, result_from_data
-from ..speedup import draft_cost
+from specdec.bench.prompts import prompt_ids
+from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters.costs import code_digest, processor_name
+from specdec.drafters.head import Head, head_config, share_embedding
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.load import find_drafter, load_drafter, model_drafter, shipped
+from specdec.engine.synthetic import SyntheticAcceptance
+from specdec.errors import InputError, ModelError, check, preserve_interrupts
+from specdec.models.convert import GRID
+from specdec.models.devices import STORED, dtype_name, pick_device, pick_dtype
+from specdec.models.files import GrowingFile, fingerprint, growing, if_full, parse_json
+from specdec.models.hub import find_model, folder_digest, load_tokenizer
+from specdec.models.linear import GROUP
+from specdec.models.llama import head_size
+from specdec.models.loading import load, read_config
+from specdec.models.transformers import context_length
+from specdec.pair import Pair
+from specdec.result import Counts, GenerationResult, result_from_data
+from specdec.speedup import draft_cost
 
 # %% ../../nbs/bench/07_run.ipynb #rec0rdv1
 VERSION = 1  # of the lines that are written here

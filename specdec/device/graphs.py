@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import check
-from ..result import Round
+from specdec.errors import check
+from specdec.result import Round
 
 # %% ../../nbs/engine/13_device_graphs.ipynb #cf876bcf
 def is_capturable(device: torch.device) -> bool:

@@ -18,21 +18,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..sampling import SamplingParams, SeededRandom, seed_generator
-from .graphs import Outbox, captured, is_capturable
-from .ops import (Decided, DeviceDraft, DeviceDrafter, DeviceSequence, StaticCache,
+from specdec.sampling import SamplingParams, SeededRandom, seed_generator
+from specdec.device.graphs import Outbox, captured, is_capturable
+from specdec.device.ops import (Decided, DeviceDraft, DeviceDrafter, DeviceSequence, StaticCache,
                                 bucket, decide_on_device, emitted_tokens, form_of, form_problem,
                                 inverse_sample, no_draft, not_finite, rule_problem,
                                 static_positions)
-from ..drafters.base import Drafter, DraftsTrees, NoDrafter
-from ..drafters.tree import tree_positions
-from ..errors import NumericalError, SpecdecError, check, require_int
-from ..models.files import first_line
-from ..engine.profiling import PhaseTimer
-from ..verify import VerifyRule
-from ..engine.request import check_request, token_ids
-from ..result import Round
-from ..models.llama import Llama
+from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter
+from specdec.drafters.tree import tree_positions
+from specdec.errors import NumericalError, SpecdecError, check, require_int
+from specdec.models.files import first_line
+from specdec.engine.profiling import PhaseTimer
+from specdec.verify import VerifyRule
+from specdec.engine.request import check_request, token_ids
+from specdec.result import Round
+from specdec.models.llama import Llama
 
 # %% ../../nbs/engine/14_device_loop.ipynb #d6f30b5b
 LONGEST_DRAFT = 256 # draft tokens; no drafter here gets longer runs accepted often enough to pay

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..models.checkpoint import Checkpoint
-from ..cache import KVCache
-from ..models.linear import AttentionPlan, hidden_places
-from ..engine.block import block_residual, block_verification
-from ..verify import (VerifyRule, default_rule, greedy_match, sample_and_match,
+from specdec.models.checkpoint import Checkpoint
+from specdec.cache import KVCache
+from specdec.models.linear import AttentionPlan, hidden_places
+from specdec.engine.block import block_residual, block_verification
+from specdec.verify import (VerifyRule, default_rule, greedy_match, sample_and_match,
                             speculative_sampling)
-from ..sampling import SamplingParams
-from ..errors import InputError
-from ..models.llama import Llama, Positions, head_size, rotation
+from specdec.sampling import SamplingParams
+from specdec.errors import InputError
+from specdec.models.llama import Llama, Positions, head_size, rotation
 
 # %% ../../nbs/engine/08_device.ipynb #fe61ceef
 def as_llama(model, # a transformers module of the Llama family; on a CPU in float32, elsewhere any

@@ -12,11 +12,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..sampling import RandomSource, SamplingParams
-from .base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
-from .choose import HybridDrafter
-from .lookup import outcome
-from ..errors import check, require_int, to_number
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.lookup import outcome
+from specdec.errors import check, require_int, to_number
 
 # %% ../../nbs/drafters/23_adaptive.ipynb #3490aca8
 class Lookahead(Protocol):

@@ -13,14 +13,14 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
-from ..device.ops import DeviceDrafter, NothingOnDevice
-from ..sampling import RandomSource, SamplingParams
-from ..errors import ModelError, SpecdecError, to_int
-from ..models.files import Remade
-from ..models.llama import Llama
-from ..models.protocol import copy_prefix
-from ..verify import VerifyRule
+from specdec.cache import KVCache
+from specdec.device.ops import DeviceDrafter, NothingOnDevice
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.errors import ModelError, SpecdecError, to_int
+from specdec.models.files import Remade
+from specdec.models.llama import Llama
+from specdec.models.protocol import copy_prefix
+from specdec.verify import VerifyRule
 
 # %% ../../nbs/drafters/00_base.ipynb #16049153
 @dataclass

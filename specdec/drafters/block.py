@@ -18,23 +18,23 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..cache import KVCache
-from ..device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache
-from .base import (BLOCK, Draft, DrafterBase, DraftPrefix, common_length,
+from specdec.cache import KVCache
+from specdec.device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache
+from specdec.drafters.base import (BLOCK, Draft, DrafterBase, DraftPrefix, common_length,
                                    copy_blocks, whole_blocks)
 from specdec.drafters.head import (
     DraftVocabulary, HeadAttention, HeadMLP, Norm, check_decoder_kind, check_fit, check_made_for,
     copy_layer, folder_config, head_config, layer_windows, no_other_model, output_rows,
     share_embedding, stored_config, stored_vocabulary, target_embedding, vocabulary_maps,
 )
-from .head_drafter import fast_mlp, joined
-from .model import ChainBuilder, spread
-from ..errors import InputError, ModelError, check, to_number
-from ..models.checkpoint import Checkpoint
-from ..models.files import place_for, written_together
-from ..models.llama import Llama, head_size, rms_norm, rotate, rotation
-from ..models.protocol import CausalLM
-from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
+from specdec.drafters.head_drafter import fast_mlp, joined
+from specdec.drafters.model import ChainBuilder, spread
+from specdec.errors import InputError, ModelError, check, to_number
+from specdec.models.checkpoint import Checkpoint
+from specdec.models.files import place_for, written_together
+from specdec.models.llama import Llama, head_size, rms_norm, rotate, rotation
+from specdec.models.protocol import CausalLM
+from specdec.sampling import RandomSource, SamplingParams, check_logits, likeliest
 
 # %% ../../nbs/drafters/29_block.ipynb #b10c0005
 # for editors and type checkers; nothing runs

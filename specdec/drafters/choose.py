@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..sampling import RandomSource, SamplingParams
-from ..device.ops import (Decided, DeviceDraft, DeviceDrafter, DeviceSequence, drafted_mask,
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.device.ops import (Decided, DeviceDraft, DeviceDrafter, DeviceSequence, drafted_mask,
                                 form_of, form_problem)
-from .base import Draft, Drafter, DrafterBase, DraftState
-from .clock import PROBE, Watch
-from .lookup import NGramDrafter, SuffixDrafter, outcome
-from ..errors import check, to_number
-from ..models.llama import Llama
+from specdec.drafters.base import Draft, Drafter, DrafterBase, DraftState
+from specdec.drafters.clock import PROBE, Watch
+from specdec.drafters.lookup import NGramDrafter, SuffixDrafter, outcome
+from specdec.errors import check, to_number
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/10_hybrid.ipynb #typ1ng01
 # for editors and type checkers; nothing runs

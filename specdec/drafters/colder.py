@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from ..sampling import RandomSource, SamplingParams
-from ..device.ops import (DeviceDraft, DeviceDrafter, DeviceSequence, form_of,
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.device.ops import (DeviceDraft, DeviceDrafter, DeviceSequence, form_of,
                                 form_problem)
-from .base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
-from ..errors import check, to_number
-from ..models.llama import Llama
+from specdec.drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
+from specdec.errors import check, to_number
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/09_colder.ipynb #e0da047d
 TEMPERATURE_FACTOR = 0.85  # of a `TemperatureScaledDrafter`, as a factor on the target's

@@ -25,18 +25,18 @@ import torch
 from pydantic import BaseModel, Field, JsonValue, ValidationError
 from tqdm import tqdm
 
-from ..sampling import RandomSource, SamplingParams, SeededRandom
-from .base import Draft, Drafter, DraftState, WrapperDrafter
-from .adaptive import MOST
-from .choose import HybridDrafter, HybridState, default_cost, layers_of
-from .tree_hybrid import TreeHybrid
-from .clock import Clock, Times, Watch
-from ..errors import InputError, ModelError, SpecdecError
-from ..engine.batch import speculate_batch
-from ..engine.request import Request, longest_chain
-from ..models.files import locked, parse_json, read_bytes, say, written_together
-from ..models.hub import cache_home
-from ..models.protocol import CausalLM
+from specdec.sampling import RandomSource, SamplingParams, SeededRandom
+from specdec.drafters.base import Draft, Drafter, DraftState, WrapperDrafter
+from specdec.drafters.adaptive import MOST
+from specdec.drafters.choose import HybridDrafter, HybridState, default_cost, layers_of
+from specdec.drafters.tree_hybrid import TreeHybrid
+from specdec.drafters.clock import Clock, Times, Watch
+from specdec.errors import InputError, ModelError, SpecdecError
+from specdec.engine.batch import speculate_batch
+from specdec.engine.request import Request, longest_chain
+from specdec.models.files import locked, parse_json, read_bytes, say, written_together
+from specdec.models.hub import cache_home
+from specdec.models.protocol import CausalLM
 
 
 # %% ../../nbs/engine/16_costs.ipynb #48fbf59d

@@ -18,15 +18,15 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .model import plain_weight
-from ..errors import InputError, ModelError, check, require_int
-from ..models.checkpoint import Checkpoint
-from ..models.files import json_object, parse_json, place_for, written_together
-from ..models.hub import check_config, check_no_older_head, check_regular
-from ..models.llama import Llama, head_size, positions, rms_norm, rope_frequencies, rotate
-from ..models.linear import hidden_places
-from ..models.protocol import CausalLM, innermost
-from ..models.transformers import TransformersLM, check_sizes, is_native
+from specdec.drafters.model import plain_weight
+from specdec.errors import InputError, ModelError, check, require_int
+from specdec.models.checkpoint import Checkpoint
+from specdec.models.files import json_object, parse_json, place_for, written_together
+from specdec.models.hub import check_config, check_no_older_head, check_regular
+from specdec.models.llama import Llama, head_size, positions, rms_norm, rope_frequencies, rotate
+from specdec.models.linear import hidden_places
+from specdec.models.protocol import CausalLM, innermost
+from specdec.models.transformers import TransformersLM, check_sizes, is_native
 
 # %% ../../nbs/drafters/06_head_parts.ipynb #7e5c0d1f
 # for editors and type checkers; nothing runs

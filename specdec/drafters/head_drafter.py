@@ -12,18 +12,18 @@ from collections.abc import Callable, Set
 import torch
 from torch import Tensor, nn
 
-from ..cache import KVCache
-from ..device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache, static_positions
-from .base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
+from specdec.cache import KVCache
+from specdec.device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache, static_positions
+from specdec.drafters.base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
                                    in_blocks, whole_blocks)
-from .head import (Head, HeadAttention, HeadLayer, HeadMLP, check_fit,
+from specdec.drafters.head import (Head, HeadAttention, HeadLayer, HeadMLP, check_fit,
                                    fuse_features, layer_windows, target_embedding)
-from .model import ChainBuilder
-from ..errors import check, to_number
-from ..models.linear import Int4Linear, Linear, can_be_batch_invariant, fits_four_bits
-from ..models.llama import MLP, Attention, Llama, Positions, positions, rms_norm
-from ..models.protocol import CausalLM
-from ..sampling import RandomSource, SamplingParams, check_logits, likeliest
+from specdec.drafters.model import ChainBuilder
+from specdec.errors import check, to_number
+from specdec.models.linear import Int4Linear, Linear, can_be_batch_invariant, fits_four_bits
+from specdec.models.llama import MLP, Attention, Llama, Positions, positions, rms_norm
+from specdec.models.protocol import CausalLM
+from specdec.sampling import RandomSource, SamplingParams, check_logits, likeliest
 
 # %% ../../nbs/drafters/07_head_drafter.ipynb #d349a6c1
 def joined(*linears: nn.Linear,

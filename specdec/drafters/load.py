@@ -14,21 +14,21 @@ from typing import TypeGuard
 
 import torch
 
-from ..errors import InputError, ModelError, check
-from .base import Drafter, NoDrafter
-from .block import KINDS, BlockDrafter, load_block
-from .colder import TemperatureScaledDrafter
-from .model import ModelDrafter
-from .head_drafter import HeadDrafter
-from .head import load_head
-from .choose import HybridDrafter
-from .lookup import SuffixDrafter
-from .translate import TokenIntersectionDrafter
-from ..models.loading import load_model
-from ..models.files import local_path, parse_json
-from ..models.hub import check_no_older_head, find_model, vocabulary_difference
-from ..models.protocol import CausalLM
-from ..app.registry import SlowerWarning, too_large
+from specdec.errors import InputError, ModelError, check
+from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters.block import KINDS, BlockDrafter, load_block
+from specdec.drafters.colder import TemperatureScaledDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.drafters.head_drafter import HeadDrafter
+from specdec.drafters.head import load_head
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.drafters.translate import TokenIntersectionDrafter
+from specdec.models.loading import load_model
+from specdec.models.files import local_path, parse_json
+from specdec.models.hub import check_no_older_head, find_model, vocabulary_difference
+from specdec.models.protocol import CausalLM
+from specdec.app.registry import SlowerWarning, too_large
 
 # %% ../../nbs/drafters/27_load.ipynb #l0ad0006
 def is_model(thing: object) -> TypeGuard[CausalLM]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence, Set
 import torch
 from torch import Tensor
 
-from ..sampling import RandomSource, SamplingParams, SeededRandom
-from ..errors import check, require_int, to_number
-from ..result import Round
-from ..device.ops import DeviceDraft, DeviceSequence, NothingOnDevice, all_finite
-from .base import Draft, Drafter, DrafterBase
-from ..models.llama import Llama
+from specdec.sampling import RandomSource, SamplingParams, SeededRandom
+from specdec.errors import check, require_int, to_number
+from specdec.result import Round
+from specdec.device.ops import DeviceDraft, DeviceSequence, NothingOnDevice, all_finite
+from specdec.drafters.base import Draft, Drafter, DrafterBase
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/02_lookup.ipynb #32915aa3
 class NGramState:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..sampling import RandomSource, SamplingParams, check_logits
-from ..errors import InputError, check
-from .base import (Draft, DrafterBase, DraftPrefix, copy_blocks, in_blocks,
+from specdec.sampling import RandomSource, SamplingParams, check_logits
+from specdec.errors import InputError, check
+from specdec.drafters.base import (Draft, DrafterBase, DraftPrefix, copy_blocks, in_blocks,
                                    whole_blocks)
-from ..models.protocol import CausalLM
+from specdec.models.protocol import CausalLM
 
 # %% ../../nbs/drafters/24_translation.ipynb #329c733f
 def byte_letters() -> dict[str, int]: # letter → byte

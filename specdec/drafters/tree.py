@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..models.batch import ancestry, places
-from ..sampling import RandomSource, SamplingParams, check_logits
-from ..device.ops import DeviceDraft, DeviceSequence, not_finite, static_positions
-from .base import Draft, DrafterBase
-from .choose import Cost, drafting
-from .head import Head
-from .head_drafter import FastHead, HeadOnDevice, HeadReader, fast_head
-from ..errors import check, require_int
-from ..cache import KVCache
-from ..models.linear import hidden_places
-from ..models.llama import Llama, Positions
-from ..models.protocol import CausalLM
+from specdec.models.batch import ancestry, places
+from specdec.sampling import RandomSource, SamplingParams, check_logits
+from specdec.device.ops import DeviceDraft, DeviceSequence, not_finite, static_positions
+from specdec.drafters.base import Draft, DrafterBase
+from specdec.drafters.choose import Cost, drafting
+from specdec.drafters.head import Head
+from specdec.drafters.head_drafter import FastHead, HeadOnDevice, HeadReader, fast_head
+from specdec.errors import check, require_int
+from specdec.cache import KVCache
+from specdec.models.linear import hidden_places
+from specdec.models.llama import Llama, Positions
+from specdec.models.protocol import CausalLM
 
 # %% ../../nbs/drafters/25_trees.ipynb #7reerank
 Ranks = tuple[int, ...] # a path, by ranks: (0, 2) is the third choice behind the first choice

@@ -13,15 +13,15 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from ..models.batch import reads_trees
-from .base import Drafter, DrafterBase, WrapperDrafter
-from .choose import (Chooser, Cost, HybridState, default_prior, drafting, layers_of,
+from specdec.models.batch import reads_trees
+from specdec.drafters.base import Drafter, DrafterBase, WrapperDrafter
+from specdec.drafters.choose import (Chooser, Cost, HybridState, default_prior, drafting, layers_of,
                                      start_all)
-from .head_drafter import FastHead, HeadDrafter
-from .tree import Ranks, TreeDrafter, paying_shape
-from ..errors import InputError
-from ..models.protocol import CausalLM
-from ..models.llama import Llama
+from specdec.drafters.head_drafter import FastHead, HeadDrafter
+from specdec.drafters.tree import Ranks, TreeDrafter, paying_shape
+from specdec.errors import InputError
+from specdec.models.protocol import CausalLM
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/26_tree_hybrid.ipynb #53851935
 # how often a head's first, second, … choice is the target's token: one token ahead, two, …

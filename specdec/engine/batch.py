@@ -10,16 +10,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ..drafters.base import common_length, whole_blocks
-from .prefix import prefill_for
-from .profiling import PhaseTimer
-from .request import Request
-from ..errors import require_int
-from ..loop import start, step
-from ..models.batch import BatchCache
-from ..models.llama import Llama
-from ..models.protocol import CausalLM, is_batch_invariant
-from ..result import Round
+from specdec.drafters.base import common_length, whole_blocks
+from specdec.engine.prefix import prefill_for
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
+from specdec.errors import require_int
+from specdec.loop import start, step
+from specdec.models.batch import BatchCache
+from specdec.models.llama import Llama
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.result import Round
 
 # %% ../../nbs/engine/19_batch_loop.ipynb #pf000023
 def share_prefix(target: CausalLM, requests: Sequence[Request], timer: PhaseTimer) -> None:
@@ -50,7 +50,9 @@ class Batch:
     def join(self, i: int, request: Request) -> Iterator[tuple[int, Round]]:
         "Read the prompt of another request, whose number is i, and yield its first round."
         cache = self.cache.join() if self.cache else self.target.new_cache(request.capacity)
-        for r in start(self.target, request, cache, self.timer): yield i, r
+        for r in start(self.target, request, cache, self.timer):
+            yield i, r
+            if request.ended: break  # its drafter need not start
         self.running.append((i, request))
         self.remove_finished()
 
@@ -85,7 +87,7 @@ def speculate_batch(
     waiting = deque(enumerate(requests))
     size = require_int(size, "size, how many sequences share a forward,", 1)
     size, cache = min(size, len(waiting)), None
-    if waiting and isinstance(target, Llama):
+    if size > 1 and isinstance(target, Llama):
         cache = BatchCache(target, size, max(request.capacity for _, request in waiting))
     batch = Batch(target, cache, timer or PhaseTimer(target.device))
     def rounds() -> Iterator[tuple[int, Round]]:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..sampling import RandomSource
-from ..verify import draft_probability, promises, speculative_sampling
+from specdec.sampling import RandomSource
+from specdec.verify import draft_probability, promises, speculative_sampling
 
 # %% ../../nbs/lossless/12_block.ipynb #145abfa3
 def block_weights(

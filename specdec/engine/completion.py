@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .profiling import PhaseTimer
-from .request import Request
-from ..options import Options
-from ..result import Counts, Event, GenerationResult, Round
-from .logprobs import WatchedLM
-from ..models.hub import TextStream
+from specdec.engine.profiling import PhaseTimer
+from specdec.engine.request import Request
+from specdec.options import Options
+from specdec.result import Counts, Event, GenerationResult, Round, ratio
+from specdec.engine.logprobs import WatchedLM
+from specdec.models.hub import TextStream
 
 # %% ../../nbs/use/00_completion.ipynb #b21b2278
 @lru_cache
@@ -252,11 +252,6 @@ def follow(rounds: Iterable[tuple[int, Round]], # each with the number of its se
             text.interrupted = True
             text.finish()
             yield ended(i, text)
-
-# %% ../../nbs/use/00_completion.ipynb #pa1rst01
-def ratio(a: float, b: float) -> float:
-    "a / b, and 0 where nothing was counted yet."
-    return a / b if b else 0.0
 
 # %% ../../nbs/use/00_completion.ipynb #2788a8b7
 @dataclass

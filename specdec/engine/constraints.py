@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..sampling import RandomSource, SamplingParams
-from ..errors import InputError, ModelError, check
-from ..drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
-from ..cache import KVCache
-from ..models.protocol import CausalLM, WrapperLM
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.errors import InputError, ModelError, check
+from specdec.drafters.base import Draft, Drafter, DraftState, WrapperDrafter, WrapperState
+from specdec.cache import KVCache
+from specdec.models.protocol import CausalLM, WrapperLM
 
 # %% ../../nbs/lossless/14_grammars.ipynb #11a482e1
 class GrammarState(Protocol):

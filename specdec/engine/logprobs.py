@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..cache import KVCache
-from ..errors import require_int
-from ..models.protocol import CausalLM, WrapperLM
-from ..sampling import SamplingParams
+from specdec.cache import KVCache
+from specdec.errors import require_int
+from specdec.models.protocol import CausalLM, WrapperLM
+from specdec.sampling import SamplingParams
 
 # %% ../../nbs/engine/17_logprobs.ipynb #4d4363a0
 class WatchedLM(WrapperLM):

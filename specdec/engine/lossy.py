@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import check, to_number, to_scalar
-from ..sampling import RandomSource
-from ..verify import delta, draft_probability, residual
+from specdec.errors import check, to_number, to_scalar
+from specdec.sampling import RandomSource
+from specdec.verify import delta, draft_probability, residual
 
 # %% ../../nbs/lossless/03_rules.ipynb #509fa8ea
 def _like(number: float, p) -> Any:

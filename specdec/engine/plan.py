@@ -10,23 +10,23 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ..device.loop import unsupported_reason
-from ..device.graphs import is_capturable
-from ..drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
-from ..drafters.adaptive import MOST, AdaptiveDrafter, Lookahead, adaptive
-from ..drafters.choose import HybridDrafter
-from ..drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
-from ..drafters.clock import Clock, Watch
-from ..drafters.costs import clock_for, frozen_clock, tree_level, with_watch
-from ..drafters.tree import TreeDrafter
-from .constraints import GrammarDrafter, GrammarLM, start_of
-from .logprobs import WatchedLM
-from .request import end_ids
-from ..errors import check
-from ..models.protocol import CausalLM, is_batch_invariant
-from ..options import Options
-from ..sampling import SamplingParams
-from ..verify import VerifyRule, is_promised, sample_and_match
+from specdec.device.loop import unsupported_reason
+from specdec.device.graphs import is_capturable
+from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
+from specdec.drafters.adaptive import MOST, AdaptiveDrafter, Lookahead, adaptive
+from specdec.drafters.choose import HybridDrafter
+from specdec.drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
+from specdec.drafters.clock import Clock, Watch
+from specdec.drafters.costs import clock_for, frozen_clock, tree_level, with_watch
+from specdec.drafters.tree import TreeDrafter
+from specdec.engine.constraints import GrammarDrafter, GrammarLM, start_of
+from specdec.engine.logprobs import WatchedLM
+from specdec.engine.request import end_ids
+from specdec.errors import check
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.options import Options
+from specdec.sampling import SamplingParams
+from specdec.verify import VerifyRule, is_promised, sample_and_match
 
 # %% ../../nbs/use/00_plan.ipynb #p1an0007
 NO_TEXT = ("Stop strings and streaming need text, and this model has no tokenizer: leave them "
@@ -78,7 +78,7 @@ def draft_sampling(options: Options, drafter: Drafter) -> SamplingParams | None:
     if certain is None: certain = options.verify is None and is_best_certain(drafter)
     return SamplingParams() if certain else None
 
-def keeps_text(options: Options, drafter: Drafter) -> bool:
+def drafting_keeps_text(options: Options, drafter: Drafter) -> bool:
     "Whether what it drafts can't change the text, but for a near-tie."
     same = options.temperature == 0 or draft_sampling(options, drafter) is not None
     return same and options.verify is None
@@ -180,7 +180,7 @@ def watch_for(target: CausalLM, hybrid: HybridDrafter, options: Options, clocks:
               size: int, priced: int | None) -> Watch:
     """The clock by which a hybrid chooses. One seed has one text, so a clock that runs decides only
     where it can't change the text. Elsewhere prices are frozen before anything is decoded."""
-    sampled, certain = options.temperature > 0, keeps_text(options, hybrid)
+    sampled, certain = options.temperature > 0, drafting_keeps_text(options, hybrid)
     kind = sampled, certain, len(hybrid.members)
     if certain and is_batch_invariant(target):
         return Watch(clocks(kind, lambda: clock_for(target, hybrid)), size)

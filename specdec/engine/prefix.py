@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
-from ..errors import check, require_int
-from ..drafters.base import (BLOCK, Drafter, DraftPrefix, common_length, readers_of, resume,
+from specdec.cache import KVCache
+from specdec.errors import check, require_int
+from specdec.drafters.base import (BLOCK, Drafter, DraftPrefix, common_length, readers_of, resume,
                                    whole_blocks)
-from .request import check_prefilled, check_prompt, token_ids
-from ..models.protocol import (CausalLM, WrapperLM, can_be_copied, copy_prefix, innermost,
+from specdec.engine.request import check_prefilled, check_prompt, token_ids
+from specdec.models.protocol import (CausalLM, WrapperLM, can_be_copied, copy_prefix, innermost,
                                      is_batch_invariant, read_tokens)
 
 # %% ../../nbs/engine/17_prefill.ipynb #pf000008

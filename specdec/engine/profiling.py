@@ -10,16 +10,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..cache import cache_bytes
-from ..errors import ModelError, check, require_int, to_number
-from ..models.llama import head_size
-from ..models.transformers import is_native
+from specdec.cache import cache_bytes
+from specdec.errors import ModelError, check, require_int, to_number
+from specdec.models.llama import head_size
+from specdec.models.transformers import is_native
 
 # %% ../../nbs/engine/10_profiling.ipynb #c1277c82
 def synchronized_time(device: str | torch.device = "cpu") -> float: # s, as `time.perf_counter`
@@ -95,6 +94,16 @@ class PhaseTimer:
         return "\n".join([f"{'phase':{width}}   count    total ms     mean ms", *rows])
 
 # %% ../../nbs/engine/10_profiling.ipynb #c31810ce
+def resident_bytes() -> tuple[int, int]: # now, and at its highest since it was last set back
+    "Resident memory of this process, in bytes; raises `ModelError` on systems without /proc."
+    try:
+        with open("/proc/self/status") as file: lines = dict(line.split(":", 1) for line in file)
+        now, highest = (int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    except (OSError, KeyError) as error:
+        message = "Resident memory is read from /proc, which this system doesn't have."
+        raise ModelError(message) from error
+    return now, highest
+
 def reset_peak_memory(device: str | torch.device = "cpu",
                      ) -> bool: # False: this system can't
     "Set the peak back to the memory that is in use now (Linux: proc_pid_clear_refs(5))."
@@ -112,11 +121,8 @@ def peak_memory_mb(device: str | torch.device = "cpu",
     resident set elsewhere."""
     device = torch.device(device)
     if device.type == "cuda": return torch.cuda.max_memory_allocated(device) / 1e6
-    try:  # Linux, whose getrusage would start from the parent's peak
-        with open("/proc/self/status") as lines:
-            peaks = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-            return next(peaks) * 1024 / 1e6
-    except (OSError, StopIteration): pass
+    try: return resident_bytes()[1] / 1e6  # Linux, whose getrusage begins with the parent's peak
+    except ModelError: pass
     try: import resource
     except ImportError: return 0.0
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # bytes on macOS
@@ -124,17 +130,13 @@ def peak_memory_mb(device: str | torch.device = "cpu",
 # %% ../../nbs/engine/10_profiling.ipynb #87390da9
 CPU = torch.device("cpu")
 
-def check_count(n: object, name: str, least: int) -> None:
-    "Raise `InputError` unless n is a whole number and not too small."
-    require_int(n, name, least)
-
 def fastest(work: Callable[[], object],
             device: torch.device,
             repeats: int, # timed calls, at least 1
            ) -> float: # s
     """The shortest of several calls, after one that isn't timed; on a GPU by its own clock, so that
     nothing is left running unseen. Raises `InputError` for no repeats."""
-    check_count(repeats, "repeats", least=1)
+    require_int(repeats, "repeats", 1)
     work()
     seconds = []
     for _ in range(repeats):
@@ -193,7 +195,7 @@ def matrix_rate(device: torch.device = CPU,
     2n³ FLOPs over the shortest time. Raises `InputError` for n below 1 or no repeats."""
     device = torch.device(device)
     if size is None: size = 1536 if device.type == "cpu" else 8192
-    check_count(size, "size", least=1)
+    require_int(size, "size", 1)
     a, b = (torch.rand(size, size, device=device).to(dtype) for _ in range(2))
     return 2 * size**3 / fastest(lambda: torch.mm(a, b), device, repeats)
 
@@ -202,8 +204,8 @@ def _check_forward(config, T: int = 1, S: int = 0) -> None:
     "Raise `InputError` unless the formulas hold for this architecture and these numbers."
     check(is_native(config), f"The formulas are for decoders of the Llama family, and "
           f"{config.model_type!r} isn't one that `is_native` knows.")
-    check_count(T, "T, the number of new tokens,", least=1)
-    check_count(S, "S, the positions in the cache,", least=0)
+    require_int(T, "T, the number of new tokens,", 1)
+    require_int(S, "S, the positions in the cache,", 0)
 
 def matrix_weights(config) -> int: # numbers
     """N, the weights that a token is multiplied with: projections, perceptrons and the head, but
@@ -235,34 +237,13 @@ def forward_flops(config,               # a transformers config that `is_native`
     """F(T, S): the floating-point operations of matrix products and attention in one forward.
     Raises `InputError` for another kind of model or numbers out of range."""
     _check_forward(config, T, S)
-    if last is not None: check_count(last, "If it isn't None, last", least=0)
+    if last is not None: require_int(last, "If it isn't None, last", 0)
     pairs = T * S + T * (T + 1) // 2  # of a new token with a position that it sees
     width = config.num_attention_heads * head_size(config)
     attention = 4 * config.num_hidden_layers * width * pairs
     unused = 0 if last is None else T - min(last, T)  # tokens that the head doesn't see
     products = matrix_weights(config) * T - config.vocab_size * config.hidden_size * unused
     return 2 * products + attention
-
-# %% ../../nbs/engine/10_profiling.ipynb #55251c0d
-# now, and at its highest since the start or the last `reset_resident_peak`
-def resident_bytes() -> tuple[int, int]: # now, and at its highest since it was last set back
-    "Resident memory of this process, in bytes; raises `ModelError` on systems without /proc."
-    try: text = Path("/proc/self/status").read_text()
-    except OSError as error:
-        message = "Resident memory is read from /proc, which this system doesn't have."
-        raise ModelError(message) from error
-    lines = dict(line.split(":", 1) for line in text.splitlines())
-    now, highest = (int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    return now, highest
-
-def reset_resident_peak() -> None:
-    """Set the highest resident size back to the present one (Linux 4.0 and later); raises
-    `ModelError` where the system doesn't offer it."""
-    try: Path("/proc/self/clear_refs").write_text("5")
-    except OSError as error:
-        message = ("The peak of resident memory is set back through /proc/self/clear_refs, "
-                   "which this system doesn't offer.")
-        raise ModelError(message) from error
 
 # %% ../../nbs/engine/10_profiling.ipynb #034e6787
 class MemoryMeter:
@@ -288,8 +269,9 @@ class MemoryMeter:
         "Watch the `with` block under that name."
         check(self.open is None, f"The phase {name!r} can't begin inside of {self.open!r}: "
               "it would set back the peak.")
-        if self.device.type == "cuda": torch.cuda.reset_peak_memory_stats(self.device)
-        else: reset_resident_peak()
+        if not reset_peak_memory(self.device): raise ModelError(
+            "The peak of resident memory is set back through /proc/self/clear_refs, which this "
+            "system doesn't offer.")
         self.open, (before, _) = name, self.read()
         try: yield
         finally:

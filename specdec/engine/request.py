@@ -9,15 +9,15 @@ __all__ = ['Request']
 from collections.abc import Iterable, Sequence, Set
 from typing import TYPE_CHECKING
 
-from ..cache import KVCache
-from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees
-from ..drafters.clock import Watch
-from ..errors import InputError, check, require_int, to_int
-from ..models.batch import reads_trees
-from ..models.linear import FEW
-from ..models.protocol import CausalLM, is_batch_invariant
-from ..sampling import RandomSource, SamplingParams
-from ..verify import VerifyRule
+from specdec.cache import KVCache
+from specdec.drafters.base import Draft, Drafter, DraftState, DraftsTrees
+from specdec.drafters.clock import Watch
+from specdec.errors import InputError, check, require_int, to_int
+from specdec.models.batch import reads_trees
+from specdec.models.linear import FEW
+from specdec.models.protocol import CausalLM, is_batch_invariant
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.verify import VerifyRule
 
 if TYPE_CHECKING: from specdec.engine.prefix import Prefilled  # it stands on this module
 

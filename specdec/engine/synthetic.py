@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import check, to_number, to_scalar
-from ..sampling import RandomSource
+from specdec.errors import check, to_number, to_scalar
+from specdec.sampling import RandomSource
 
 # %% ../../nbs/drafters/16_acceptance.ipynb #c8345ae6
 UNDER_CHECK: ContextVar[bool] = ContextVar("UNDER_CHECK", default=False)

@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from ..engine.request import end_ids, token_ids
-from ..engine.synthetic import under_check
-from ..errors import check, require_int, to_int, to_number
-from .check import Report
-from .gallery import GALLERY, Broken
-from .proof import (Distribution, Exact, Next, Text, distribution_of_rounds,
+from specdec.engine.request import end_ids, token_ids
+from specdec.engine.synthetic import under_check
+from specdec.errors import check, require_int, to_int, to_number
+from specdec.lossless.check import Report
+from specdec.lossless.gallery import GALLERY, Broken
+from specdec.lossless.proof import (Distribution, Exact, Next, Text, distribution_of_rounds,
                                     memory_of)
-from ..models.protocol import CausalLM
-from ..result import Round
-from ..sampling import RandomSource, SamplingParams, SeededRandom, check_logits
+from specdec.models.protocol import CausalLM
+from specdec.result import Round
+from specdec.sampling import RandomSource, SamplingParams, SeededRandom, check_logits
 
 # %% ../../nbs/lossless/08_black_box.ipynb #c31aed73
 REST = -1  # in a bin: any other token

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import require_int
-from ..sampling import RandomSource
-from ..verify import delta, draft_probability, promises, residual
+from specdec.errors import require_int
+from specdec.sampling import RandomSource
+from specdec.verify import delta, draft_probability, promises, residual
 
 # %% ../../nbs/lossless/13_candidates.ipynb #87fd9e56
 @promises(lossless="always")

@@ -15,13 +15,13 @@ from urllib.parse import quote
 import numpy as np
 import torch
 
-from ..errors import SpecdecError, check, require_int, to_int, to_number
-from .enumerate import exact_distribution
-from .proof import (Distribution, Drafting, Language, Next, completed, distance,
+from specdec.errors import SpecdecError, check, require_int, to_int, to_number
+from specdec.lossless.enumerate import exact_distribution
+from specdec.lossless.proof import (Distribution, Drafting, Language, Next, completed, distance,
                                     language_pairs, one_round, sampled, sure, target_distribution)
-from .torch_rng import drawn_from
-from ..sampling import RandomSource
-from ..verify import VerifyRule, delta
+from specdec.lossless.torch_rng import drawn_from
+from specdec.sampling import RandomSource
+from specdec.verify import VerifyRule, delta
 
 # %% ../../nbs/lossless/07_check.ipynb #428bf574
 class NotLossless(SpecdecError, AssertionError):

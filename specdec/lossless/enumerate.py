@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from ..sampling import RandomSource
-from ..errors import NumericalError
+from specdec.sampling import RandomSource
+from specdec.errors import NumericalError
 
 # %% ../../nbs/lossless/00_enumerate.ipynb #a26241a5
 def exactly(number: object) -> Fraction:

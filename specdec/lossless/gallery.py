@@ -15,19 +15,25 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from ..engine.batch import speculate_batch
-from ..loop import speculate
-from ..sampling import RandomSource
-from ..errors import InputError, require_int
-from ..cache import KVCache
-from ..models.linear import hidden_places
-from .candidates import (draw_distinct, draw_independent, recursive_rejection,
+from specdec.drafters.lookup import NGramDrafter
+from specdec.drafters.model import ModelDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.block import block_verification
+from specdec.loop import speculate
+from specdec.sampling import RandomSource
+from specdec.errors import InputError, require_int
+from specdec.cache import KVCache
+from specdec.models.linear import hidden_places
+from specdec.lossless.candidates import (draw_distinct, draw_independent, recursive_rejection,
                                          take_likeliest)
-from .proof import (Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel,
+from specdec.lossless.proof import (Branches, Drafting, Drawing, Exact, ExactDecoder, ExactModel,
                                     Language, Loop, Next, Pages, Proven, batch_error,
-                                    candidates_error, loop_error, round_error, sampled)
-from ..verify import VerifyRule, delta, residual, speculative_sampling
-from ..models.llama import Positions, rotation
+                                    candidates_error, loop_error, prove_batches,
+                                    prove_candidates, prove_loop, prove_rule, prove_trees,
+                                    round_error, sampled)
+from specdec.verify import (
+    VerifyRule, delta, residual, sample_and_match, speculative_sampling)
+from specdec.models.llama import Positions, rotation
 
 # %% ../../nbs/lossless/02_gallery.ipynb #7d5831d9
 @dataclass(frozen=True)
@@ -784,7 +790,7 @@ def _walked(broken: Broken, loop: Loop, model_drafter: Callable,
 def evidence(broken: Broken,
              # what `specdec.loop.speculate` is; walked for broken caches
              loop: Loop,
-             model_drafter: Callable,  # what `specdec.loop.ModelDrafter` is
+             model_drafter: Callable,  # what `specdec.drafters.model.ModelDrafter` is
              seeds: int = 20,          # random languages for each size
             ) -> Proven | Exception | None: # None: nothing was found
     """The first case in which its distribution is not the target's, or the error that it raised.
@@ -808,14 +814,6 @@ def evidence(broken: Broken,
 def prove_lines() -> Iterator[Proven]:
     """Every exact distribution that is compared: lossless rules, the loop with each kind of draft,
     others."""
-    from specdec.drafters.model import ModelDrafter
-    from specdec.drafters.lookup import NGramDrafter
-    from specdec.engine.block import block_verification
-    from specdec.verify import sample_and_match
-    from specdec.lossless.proof import (
-        prove_batches, prove_candidates, prove_loop, prove_rule, prove_trees,
-    )
-    from specdec.loop import speculate
     for rule in (speculative_sampling, sample_and_match, block_verification):
         yield from prove_rule(rule)
     yield from prove_loop(speculate, ModelDrafter, NGramDrafter)
@@ -826,8 +824,6 @@ def prove_lines() -> Iterator[Proven]:
 
 def prove_mutant(broken: Broken) -> dict:
     "Whether a broken decoder is caught, and by what."
-    from specdec.drafters.model import ModelDrafter
-    from specdec.loop import speculate
     found = evidence(broken, speculate, ModelDrafter)
     case = {}
     if isinstance(found, Proven): case = {"K": found.K, "V": found.V, "error": str(found.error)}

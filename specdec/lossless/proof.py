@@ -24,16 +24,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from ..cache import KVCache
-from ..drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
-from ..errors import check, require_int
-from ..engine.request import Request
-from .enumerate import Enumerator, Outcome, exact_distribution
-from ..models.llama import Layer, Llama, TokenPositions
-from ..models.protocol import CausalLM
-from ..result import Round
-from ..sampling import RandomSource, SamplingParams
-from ..verify import VerifyRule, delta
+from specdec.cache import KVCache
+from specdec.drafters.base import Draft, Drafter, DraftState, DraftsTrees, NoDrafter
+from specdec.errors import check, require_int
+from specdec.engine.request import Request
+from specdec.lossless.enumerate import Enumerator, Outcome, exact_distribution
+from specdec.models.llama import Layer, Llama, TokenPositions
+from specdec.models.protocol import CausalLM
+from specdec.result import Round
+from specdec.sampling import RandomSource, SamplingParams
+from specdec.verify import VerifyRule, delta
 
 # %% ../../nbs/lossless/01_proof.ipynb #1bce38a2
 Text = tuple[int, ...]               # token ids; the prompt is not part of it

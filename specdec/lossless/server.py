@@ -27,12 +27,12 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from ..engine.request import end_ids, token_ids
-from ..errors import ModelError, check, require_int
-from .black_box import DecoderReport, check_decoder
-from .check import Report
-from .proof import Distribution, Next
-from ..models.files import parse_json
+from specdec.engine.request import end_ids, token_ids
+from specdec.errors import ModelError, check, require_int
+from specdec.lossless.black_box import DecoderReport, check_decoder
+from specdec.lossless.check import Report
+from specdec.lossless.proof import Distribution, Next
+from specdec.models.files import parse_json
 
 # %% ../../nbs/lossless/11_server.ipynb #6dafe368
 def _entry(form: str, ids: list[int], rows: list[list[float]]) -> dict:

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..errors import InputError, check
-from ..sampling import RandomSource
+from specdec.errors import InputError, check
+from specdec.sampling import RandomSource
 
 # %% ../../nbs/lossless/05_symbolic_uniform.ipynb #279bfa92
 @dataclass(eq=False)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..errors import InputError, NumericalError, check
-from .enumerate import Enumerator, exact_distribution
-from .symbolic import (FEW_BITS, Number, Step, SymbolicUniform, as_fraction,
+from specdec.errors import InputError, NumericalError, check
+from specdec.lossless.enumerate import Enumerator, exact_distribution
+from specdec.lossless.symbolic import (FEW_BITS, Number, Step, SymbolicUniform, as_fraction,
                                        exponential_race, uniform_distribution)
-from ..sampling import RandomSource
+from specdec.sampling import RandomSource
 
 # %% ../../nbs/lossless/06_torch_rng.ipynb #45df2261
 _ANSWERS: dict[str, Callable] = {}  # what a tensor of symbolic numbers can do, by torch's names

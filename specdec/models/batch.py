@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import check
-from ..cache import KVCache, LayerBuffers
+from specdec.errors import check
+from specdec.cache import KVCache, LayerBuffers
 from specdec.models.linear import (
     FEW, VECTOR, AttentionBackend, hidden_places, invariant_attention,
 )
-from .llama import Llama, Positions, head_size, rotation
+from specdec.models.llama import Llama, Positions, head_size, rotation
 
 if TYPE_CHECKING: from specdec.drafters.base import Draft
 
@@ -174,8 +174,7 @@ def read_batch(target: Llama,
                 for i, each in enumerate(wanted)]
     return list(zip(logits[0].split(sizes), features))
 
-
-# %% ../../nbs/drafters/25_trees.ipynb #4c3970a3
+# %% ../../nbs/engine/18_batches.ipynb #4c3970a3
 def ancestry(parents: Sequence[int], # [n]; -1: none
             ) -> Tensor: # [n, n], True where node i may look at node j
     "The attention mask of a tree: each node sees itself and the path above it."
@@ -198,7 +197,7 @@ def places(model, # has `frequencies`, `rope_scale`, `groups` and `dtype`: a dec
     plan = (None, 1, (mask[:, None, None],)) if apart and few else (mask.repeat(fold, 1), fold, ())
     return Positions(cos, sin, *plan)
 
-# %% ../../nbs/drafters/25_trees.ipynb #48fc43e3
+# %% ../../nbs/engine/18_batches.ipynb #48fc43e3
 def reads_trees(target: object) -> TypeGuard[Llama]:
     "Whether it can read a tree of draft tokens: a `Llama` without a sliding window can."
     return isinstance(target, Llama) and target.window is None
@@ -223,7 +222,7 @@ def read_tree(target: Llama,
     logits, features = target.compute(ids, where, cache, None, layers)
     return logits[0], features[0]
 
-# %% ../../nbs/drafters/25_trees.ipynb #57ef5994
+# %% ../../nbs/engine/18_batches.ipynb #57ef5994
 @torch.inference_mode()
 def keep_rows(cache: KVCache,
               start: int,      # where the new rows begin

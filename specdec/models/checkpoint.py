@@ -20,16 +20,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..errors import ModelError
-from .files import fingerprint, locked, parse_json, written_whole
-from .int8 import Int8Linear
+from specdec.errors import ModelError
+from specdec.models.files import fingerprint, locked, parse_json, written_whole
+from specdec.models.int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
 )
-from .devices import FILE, INT4, INT8, working_dtype
-from .kernel import KINDS, FileLinear, Tiles, packed_tiles, source, tiles_bytes
-from .convert import FOUR_BITS, GRID
-from .hub import MANIFEST, check_regular
+from specdec.models.devices import FILE, INT4, INT8, working_dtype
+from specdec.models.kernel import KINDS, FileLinear, Tiles, packed_tiles, source, tiles_bytes
+from specdec.models.convert import FOUR_BITS, GRID
+from specdec.models.hub import MANIFEST, check_regular
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #ba2dde83
 def _files_of(folder: Path) -> dict[str, Path]: # tensor → the file that holds it

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ..errors import ModelError
-from .files import first_line
-from .kernel import KINDS
+from specdec.errors import ModelError
+from specdec.models.files import first_line
+from specdec.models.kernel import KINDS
 
 # %% ../../nbs/engine/02_convert.ipynb #6eb1bcd7
 GRID = "grid.tensors" # beside a converted model's weights: the blocks that they came from
@@ -263,6 +263,45 @@ def check_gguf_sizes(gguf: Path) -> None:
             walk.text()
             walk.skip(8 * walk.number("I") + 12)
 
+# %% ../../nbs/engine/02_convert.ipynb #56cbf21f
+_WORDS = {  # regular expressions of the cut; the digits of a number: up to three, or each alone
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+                 r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+             r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+_TELLING = "It's 12345 of IT'S (x)!!\n\n  a\tb"
+
+def cuts() -> dict: # name → a pre-tokenizer of `tokenizers`
+    "The ways to cut a text into words that llama.cpp calls by these names."
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+    plain = ByteLevel(add_prefix_space=False)
+    bytes_only = ByteLevel(add_prefix_space=False, use_regex=False)
+    found = {"gpt-2": plain, "smollm": Sequence([Digits(individual_digits=True), plain])}
+    for name, words in _WORDS.items():
+        found[name] = Sequence([Split(Regex(words), "isolated"), bytes_only])
+    return found
+
+def pieces(cut) -> list: # of a text that tells the ways apart
+    "What a pre-tokenizer makes of it."
+    return cut.pre_tokenize_str(_TELLING)
+
+def cut_as_said(tokenizer, reader): # a transformers tokenizer, also returned; a `gguf.GGUFReader`
+    """The tokenizer that cuts words in the way that the file names, if we know that way. (Those of
+    some models put their own way in whenever they are loaded, so another class takes its place.)"""
+    from transformers import PreTrainedTokenizerFast
+    said = reader.fields.get("tokenizer.ggml.pre")
+    known = cuts().get(said.contents()) if said else None
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if known is None or backend is None or backend.pre_tokenizer is None: return tokenizer
+    if pieces(backend.pre_tokenizer) == pieces(known): return tokenizer
+    backend.pre_tokenizer = known
+    special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token")
+               for kind in ("bos", "eos", "unk", "pad")}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template,
+                                   clean_up_tokenization_spaces=False, **special)
+
 # %% ../../nbs/engine/02_convert.ipynb #bb0eac4c
 # kinds of models that are written tensor by tensor
 STREAMED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
@@ -332,43 +371,3 @@ def dequantise(gguf: Path,   # a GGUF file
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if cut_as_said(tokenizer, reader) is not tokenizer: raise ModelError(
         f"it cuts words in another way than a model of the kind {config.model_type!r}")
-
-
-# %% ../../nbs/engine/15_gguf.ipynb #56cbf21f
-_WORDS = {  # regular expressions of the cut; the digits of a number: up to three, or each alone
-    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
-                 r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
-             r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
-_TELLING = "It's 12345 of IT'S (x)!!\n\n  a\tb"
-
-def cuts() -> dict: # name → a pre-tokenizer of `tokenizers`
-    "The ways to cut a text into words that llama.cpp calls by these names."
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
-    plain = ByteLevel(add_prefix_space=False)
-    bytes_only = ByteLevel(add_prefix_space=False, use_regex=False)
-    found = {"gpt-2": plain, "smollm": Sequence([Digits(individual_digits=True), plain])}
-    for name, words in _WORDS.items():
-        found[name] = Sequence([Split(Regex(words), "isolated"), bytes_only])
-    return found
-
-def pieces(cut) -> list: # of a text that tells the ways apart
-    "What a pre-tokenizer makes of it."
-    return cut.pre_tokenize_str(_TELLING)
-
-def cut_as_said(tokenizer, reader): # a transformers tokenizer, also returned; a `gguf.GGUFReader`
-    """The tokenizer that cuts words in the way that the file names, if we know that way. (Those of
-    some models put their own way in whenever they are loaded, so another class takes its place.)"""
-    from transformers import PreTrainedTokenizerFast
-    said = reader.fields.get("tokenizer.ggml.pre")
-    known = cuts().get(said.contents()) if said else None
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if known is None or backend is None or backend.pre_tokenizer is None: return tokenizer
-    if pieces(backend.pre_tokenizer) == pieces(known): return tokenizer
-    backend.pre_tokenizer = known
-    special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token")
-               for kind in ("bos", "eos", "unk", "pad")}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=tokenizer.chat_template,
-                                   clean_up_tokenization_spaces=False, **special)

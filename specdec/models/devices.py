@@ -14,8 +14,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ..errors import InputError, ModelError, check
-from .kernel import kernel_missing
+from specdec.errors import InputError, ModelError, check
+from specdec.models.kernel import kernel_missing
 
 # %% ../../nbs/engine/02_devices.ipynb #f38c8168
 INT4: torch.dtype = torch.int4  # type: ignore[attr-defined]  # PyTorch's types leave it out

@@ -27,7 +27,7 @@ from filelock import FileLock, Timeout
 from platformdirs import user_cache_dir
 from safetensors import SafetensorError
 
-from ..errors import InputError, ModelError, SpecdecError, check, check_whole
+from specdec.errors import InputError, ModelError, SpecdecError, check, check_whole
 
 try: import tomllib
 except ImportError: import tomli as tomllib  # before Python 3.11

@@ -19,20 +19,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from .checkpoint import Checkpoint
-from ..errors import ModelError, check
-from ..drafters.block import Block, load_block
-from ..drafters.head import Head, layer_windows, load_head
-from ..drafters.model import TOKENS_FILE
-from .loading import read_config
-from .files import local_path, locked, parse_json, place_for, written_whole
-from .devices import DTYPES
-from .convert import cuts, pieces
+from specdec.models.checkpoint import Checkpoint
+from specdec.errors import ModelError, check
+from specdec.drafters.block import Block, load_block
+from specdec.drafters.head import Head, layer_windows, load_head
+from specdec.drafters.model import TOKENS_FILE
+from specdec.models.loading import read_config
+from specdec.models.files import local_path, locked, parse_json, place_for, written_whole
+from specdec.models.devices import DTYPES
+from specdec.models.convert import cuts, pieces
 from specdec.models.hub import (
     GGUF_NAME, cache_home, check_gguf, download_gguf, find_model, installed_gguf, load_tokenizer,
 )
-from .protocol import CausalLM
-from .llama import head_size, rope_frequencies, sliding_window
+from specdec.models.protocol import CausalLM
+from specdec.models.llama import head_size, rope_frequencies, sliding_window
 
 # %% ../../nbs/engine/15_gguf.ipynb #381e1734
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}

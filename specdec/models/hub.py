@@ -27,12 +27,13 @@ from pathlib import Path
 
 import torch
 
-from ..errors import (
+from specdec.errors import (
     InputError, ModelError, SpecdecError, check, preserve_interrupts, to_scalar)
-from .convert import GRID, check_size, dequantise
-from .files import (
-    cache_home, first_line, local_path, locked, parse_json, place_for, read_bytes, say)
-from .sandbox import Ended, NotStarted, Refused, run_apart
+from specdec.models.convert import GRID, check_size, dequantise
+from specdec.models.files import (
+    cache_home, first_line, local_path, locked, parse_json, place_for, read_bytes, say,
+    split_lines)
+from specdec.models.sandbox import Ended, NotStarted, Refused, run_apart
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
 def sha256(path: Path) -> str: # hexadecimal
@@ -621,7 +622,7 @@ def vocabulary_difference(a, b) -> str: # empty if they are the same, or if one 
 
 # %% ../../nbs/engine/02_models.ipynb #d38c009d
 @dataclass(frozen=True)
-class Prompt:
+class BenchPrompt:
     "One of the fifteen prompts of the measurements, or of a further set."
     id: str      # such as "code_000"
     domain: str  # "code", "conversation" or "summarization"
@@ -635,9 +636,20 @@ class Prompt:
         "The prompt as a chat."
         return [{"role": "user", "content": self.text}]
 
+DOMAINS = ("code", "conversation", "summarization")
+PACKAGED = {  # set → its files in specdec/data
+    "builtin": ("prompts.json", "held_out.json", *(f"prompts_{d}.jsonl" for d in DOMAINS)),
+    "quick": ("prompts.json",), "held_out": ("held_out.json",), "work": ("work.json",),
+}
+
 # %% ../../nbs/engine/02_models.ipynb #16bc1732
 @lru_cache
-def prompts() -> tuple[Prompt, ...]: # fifteen, five of each domain
-    "The short prompt set, written for this project."
-    file = resources.files("specdec") / "data" / "prompts.json"
-    return tuple(Prompt(**p) for p in parse_json(file.read_text(encoding="utf-8"), file.name))
+def prompts(name: str = "quick") -> tuple[BenchPrompt, ...]: # by domain, then by number
+    """A prompt set, written for this project: the fifteen (quick, five of each domain), fifteen
+    others (held_out), all 150 (builtin), or fifteen other kinds of work (work)."""
+    found: list[BenchPrompt] = []
+    for file in PACKAGED[name]:
+        text = (resources.files("specdec") / "data" / file).read_text(encoding="utf-8")
+        rows = parse_json(text) if file.endswith(".json") else map(parse_json, split_lines(text))
+        found += [BenchPrompt(**row) for row in rows]
+    return tuple(sorted(found, key=lambda prompt: prompt.id))

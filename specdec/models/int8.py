@@ -12,8 +12,8 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from .devices import check_int8, int8_product
-from .linear import PIECE, Linear
+from specdec.models.devices import check_int8, int8_product
+from specdec.models.linear import PIECE, Linear
 
 # %% ../../nbs/engine/22_eight_bits.ipynb #e1600014
 BLOCK = 64 # neighbours that are turned together, at most: a power of two

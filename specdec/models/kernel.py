@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import InputError, ModelError, check
-from .files import cache_home, fingerprint, first_line, locked
+from specdec.errors import InputError, ModelError, check
+from specdec.models.files import cache_home, fingerprint, first_line, locked
 
 # %% ../../nbs/engine/25_kernel.ipynb #c0de000a
 # formats of GGUF that it multiplies by, in the source's order: weights and bytes of a block

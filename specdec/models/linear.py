@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import check
-from .devices import check_int4
-from .convert import four_bit_groups
+from specdec.errors import check
+from specdec.models.devices import check_int4
+from specdec.models.convert import four_bit_groups
 
 # %% ../../nbs/engine/05_layouts.ipynb #ea6f1c1a
 def has_layouts(device: torch.device, dtype: torch.dtype) -> bool:

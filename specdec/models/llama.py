@@ -16,17 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checkpoint import Checkpoint, JoinedLinear, read_linear, read_vocabulary
-from ..errors import check
-from ..cache import KVCache
-from .int8 import Int8Linear
-from .kernel import FileLinear, kernel_attention
-from .files import parameter_counts
+from specdec.models.checkpoint import Checkpoint, JoinedLinear, read_linear, read_vocabulary
+from specdec.errors import check
+from specdec.cache import KVCache
+from specdec.models.int8 import Int8Linear
+from specdec.models.kernel import FileLinear, kernel_attention
+from specdec.models.files import parameter_counts
 from specdec.models.linear import (
     FEW, VECTOR, AttentionBackend, AttentionPlan, Int4Linear, Linear, attention_plan,
     can_be_batch_invariant, grouped_attention, invariant_attention,
 )
-from .protocol import CausalLM, check_ids, check_wanted
+from specdec.models.protocol import CausalLM, check_ids, check_wanted
 
 # %% ../../nbs/engine/04_transformer.ipynb #78ea4c31
 def rms_norm(x: Tensor,      # [..., n]

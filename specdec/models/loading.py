@@ -21,24 +21,24 @@ from safetensors import SafetensorError, safe_open
 from specdec.models.transformers import (
     TransformersLM, check_sizes, context_length, is_native, kept_layers,
 )
-from .checkpoint import Checkpoint, file_blocks, file_bytes, finer_numbers
-from ..errors import (InputError, ModelError, SpecdecError, check, preserve_interrupts,
+from specdec.models.checkpoint import Checkpoint, file_blocks, file_bytes, finer_numbers
+from specdec.errors import (InputError, ModelError, SpecdecError, check, preserve_interrupts,
                             require_int)
-from ..drafters.model import NarrowLM, TOKENS_FILE
-from ..cache import cache_bytes
-from .linear import GROUP, Linear, has_layouts, can_be_batch_invariant, processor_kind
-from .files import first_line, local_path, parse_json, say
+from specdec.drafters.model import NarrowLM, TOKENS_FILE
+from specdec.cache import cache_bytes
+from specdec.models.linear import GROUP, Linear, has_layouts, can_be_batch_invariant, processor_kind
+from specdec.models.files import first_line, local_path, parse_json, say
 from specdec.models.devices import (
     FILE, INT4, INT8, STORED, dtype_name, has_int4, pick_device, pick_dtype, working_dtype,
 )
-from .convert import FOUR_BITS
+from specdec.models.convert import FOUR_BITS
 from specdec.models.hub import (
     auto_class, check_config, check_no_older_head, find_config, find_model, load_tokenizer,
     load_transformers, weights_digest,
 )
-from .kernel import kernel_missing
-from .protocol import CausalLM
-from .llama import Llama, head_size, weight_counts
+from specdec.models.kernel import kernel_missing
+from specdec.models.protocol import CausalLM
+from specdec.models.llama import Llama, head_size, weight_counts
 
 # %% ../../nbs/engine/09_loading.ipynb #4ce3c474
 def native_model(config, tensors: Checkpoint) -> Llama:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, overload, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import InputError, check, require_int, to_int
-from ..cache import KVCache
-from .files import Remade
-from .recurrent import StateCache
+from specdec.errors import InputError, check, require_int, to_int
+from specdec.cache import KVCache
+from specdec.models.files import Remade
+from specdec.models.recurrent import StateCache
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
     from transformers import PreTrainedTokenizerBase

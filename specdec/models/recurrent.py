@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..cache import CacheFullError, KVCache
+from specdec.cache import CacheFullError, KVCache
 
 # %% ../../nbs/engine/21_recurrent.ipynb #rec00011
 # layers of the library's cache: of keys and values alone; and all that a `StateCache` can hold

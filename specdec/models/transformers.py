@@ -18,11 +18,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from ..errors import (ModelError, SpecdecError, check, require_bool, require_int, to_int,
+from specdec.errors import (ModelError, SpecdecError, check, require_bool, require_int, to_int,
                             to_number)
-from ..cache import KVCache
-from .recurrent import StateCache, activate, kept_whole, records, unknown_kinds
-from .protocol import CausalLM, check_ids, check_wanted
+from specdec.cache import KVCache
+from specdec.models.recurrent import StateCache, activate, kept_whole, records, unknown_kinds
+from specdec.models.protocol import CausalLM, check_ids, check_wanted
 
 if TYPE_CHECKING:  # for type checkers only: importing transformers takes seconds
     from transformers import Cache, PreTrainedTokenizerBase

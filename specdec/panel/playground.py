@@ -26,26 +26,26 @@ from torch import Tensor
 from specdec.bench.alpha import (
     AlphaEstimate, alpha_by_position, estimate_alpha, wilson_interval,
 )
-from ..sampling import SamplingParams, SeededRandom
-from ..errors import ModelError, SpecdecError, check, to_number
-from ..engine.profiling import PhaseTimer
-from ..result import Round
-from ..drafters.adaptive import adaptive
-from ..drafters.choose import Chooser, HybridDrafter, HybridState, drafting
-from ..drafters.clock import Watch
-from ..drafters.costs import frozen_clock, with_watch
-from ..drafters.base import Draft, Drafter, DraftState, NoDrafter
-from ..models.loading import fits_plain, load
-from ..models.hub import TextStream, encode, prompts
-from ..pair import Pair, load_pair
-from .palette import LOOKS, STATUSES, style_sheet
-from ..models.protocol import CausalLM
-from ..app.registry import list_pairs
+from specdec.sampling import SamplingParams, SeededRandom
+from specdec.errors import ModelError, SpecdecError, check, to_number
+from specdec.engine.profiling import PhaseTimer
+from specdec.result import Round
+from specdec.drafters.adaptive import adaptive
+from specdec.drafters.choose import Chooser, HybridDrafter, HybridState, drafting
+from specdec.drafters.clock import Watch
+from specdec.drafters.costs import frozen_clock, with_watch
+from specdec.drafters.base import Draft, Drafter, DraftState, NoDrafter
+from specdec.models.loading import fits_plain, load
+from specdec.models.hub import TextStream, encode, prompts
+from specdec.pair import Pair, load_pair
+from specdec.panel.palette import LOOKS, STATUSES, style_sheet
+from specdec.models.protocol import CausalLM
+from specdec.app.registry import list_pairs
 from specdec.verify import (
     acceptance_probability, delta, greedy_match, speculative_sampling,
 )
-from ..loop import speculate
-from ..speedup import tokens_per_round, verification_cost, walltime_factor
+from specdec.loop import speculate
+from specdec.speedup import tokens_per_round, verification_cost, walltime_factor
 
 # %% ../../nbs/use/06_panel.ipynb #0a0f5e4c
 K_MAX = 16  # the longest draft that the slider offers

@@ -13,11 +13,11 @@ from html import escape
 
 import numpy as np
 
-from ..errors import ModelError, check
-from ..lossless.enumerate import exact_distribution
-from .palette import LOOKS
-from ..speedup import best_K, tokens_per_round, walltime_factor
-from ..verify import residual
+from specdec.errors import ModelError, check
+from specdec.lossless.enumerate import exact_distribution
+from specdec.panel.palette import LOOKS
+from specdec.speedup import best_K, tokens_per_round, walltime_factor
+from specdec.verify import residual
 
 # %% ../../nbs/use/touch.ipynb #touch-06
 WHOLE = 1000 # thousandths

@@ -24,21 +24,21 @@ from torch import Tensor
 from tqdm import tqdm
 from typing_extensions import dataclass_transform
 
-from ..errors import InputError, ModelError, check, to_scalar
-from ..drafters.head import output_rows
-from ..drafters.model import narrow_ids
-from ..cache import KVCache
-from ..models.linear import Linear
-from ..models.loading import load_model, memory_free_mb
-from ..app.answers import as_chat, read_prompts
-from ..options import Prompt
-from ..models.files import first_line, parse_json, write_json, written_whole
-from ..models.devices import pick_device, pick_dtype
+from specdec.errors import InputError, ModelError, check, to_scalar
+from specdec.drafters.head import output_rows
+from specdec.drafters.model import narrow_ids
+from specdec.cache import KVCache
+from specdec.models.linear import Linear
+from specdec.models.loading import load_model, memory_free_mb
+from specdec.app.answers import as_chat, read_prompts
+from specdec.options import Prompt
+from specdec.models.files import first_line, parse_json, write_json, written_whole
+from specdec.models.devices import pick_device, pick_dtype
 from specdec.models.hub import (
     characters_in, chat_text, encode, find_model, least_tokens, load_tokenizer, text_ids,
 )
-from ..models.protocol import CausalLM
-from ..models.llama import Llama, rms_norm
+from specdec.models.protocol import CausalLM
+from specdec.models.llama import Llama, rms_norm
 
 # %% ../../nbs/drafters/12_data.ipynb #61a015e8
 def draw(logits: Tensor,             # [B, V], any float dtype, on any device

@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from ..errors import InputError, check
-from ..models.loading import load_model
-from ..models.devices import pick_dtype
-from ..models.hub import find_model, load_tokenizer, weights_digest
-from ..drafters.head import no_other_model
-from ..models.files import json_object, locked, place_for, written_together
-from ..models.protocol import CausalLM
-from .data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
-from .loop import Process, Training, this_process, train, wait_for_all
-from .student import STUDENTS, DistillConfig
+from specdec.errors import InputError, check
+from specdec.models.loading import load_model
+from specdec.models.devices import pick_dtype
+from specdec.models.hub import find_model, load_tokenizer, weights_digest
+from specdec.drafters.head import no_other_model
+from specdec.models.files import json_object, locked, place_for, written_together
+from specdec.models.protocol import CausalLM
+from specdec.train.data import SampleConfig, Teacher, answer_marks, own_decoder, read_rows, sample
+from specdec.train.loop import Process, Training, this_process, train, wait_for_all
+from specdec.train.student import STUDENTS, DistillConfig
 
 # %% ../../nbs/drafters/15_export.ipynb #710f1e2e
 def is_run(folder: Path) -> bool:

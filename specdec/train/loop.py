@@ -24,16 +24,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..errors import ModelError, NumericalError, check
-from ..models.files import parse_json, written_whole
-from ..models.files import first_line
-from ..models.devices import has_bfloat16, pick_device, pick_dtype
-from ..verify import acceptance_probability
+from specdec.errors import ModelError, NumericalError, check
+from specdec.models.files import parse_json, written_whole
+from specdec.models.files import first_line
+from specdec.models.devices import has_bfloat16, pick_device, pick_dtype
+from specdec.verify import acceptance_probability
 from specdec.train.data import (
     States, Teacher, claim, count_tokens, hash_row, in_answers, shared_prefix, split_rows,
 )
-from .student import LOSSES, STUDENTS, DistillConfig, Student, lesson_of
-from ..models.llama import Llama
+from specdec.train.student import LOSSES, STUDENTS, DistillConfig, Student, lesson_of
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/14_loop.ipynb #2b8f2149
 @lru_cache(maxsize=2)

@@ -231,11 +231,6 @@ class Seen:
     round: Round
     steps: list[Step]  # one for each draft token
 
-    @property
-    def tried(self) -> int:
-        "Draft tokens that were accepted, and the one that was rejected."
-        return min(self.round.accepted + 1, len(self.round.drafted))
-
 @dataclass(frozen=True)
 class Text:
     "A prompt, its answer, and the rounds that drafted it."
@@ -355,7 +350,7 @@ def first_difference(head: Head, target: Llama,
     for t, text in enumerate(texts):
         rows = head_rows(head, target, text, K, way)
         for r, seen in enumerate(text.seen):
-            for s in range(seen.tried):
+            for s in range(seen.round.tried):
                 theirs = seen.steps[s] if s < len(seen.steps) else {}
                 for name, tensor in rows[s].items():
                     size = distance(theirs.get(name), tensor[seen.place - 2])

@@ -17,19 +17,19 @@ from pydantic import Field
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..errors import ModelError, check
-from ..drafters.block import Block, init_block, load_block, save_block
+from specdec.errors import ModelError, check
+from specdec.drafters.block import Block, init_block, load_block, save_block
 from specdec.drafters.head import (
     Head, init_from_target, load_head, no_other_model, output_rows, save_head, share_embedding,
     why_no_copy, with_vocabulary,
 )
-from ..drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
-from ..models.loading import load_model
-from ..models.files import local_path, place_for, written_together
+from specdec.drafters.model import TOKENS_FILE, NarrowLM, narrow_ids
+from specdec.models.loading import load_model
+from specdec.models.files import local_path, place_for, written_together
 from specdec.train.data import (
     Count, Number, PathText, Seed, Whole, frequent_tokens, settings,
 )
-from ..models.llama import Llama
+from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/13_student.ipynb #28f00481
 def entropies(p: Tensor) -> Tensor: # [..., D] → [...]

@@ -24,7 +24,6 @@ from specdec.bench.drafters import (
 from specdec.bench.grid import Way, cells_of
 from specdec.bench.methods import DRAFTERS
 from specdec.bench.peers import common, counts, run_row, run_table
-from specdec.bench.prompts import packaged
 from specdec.bench.run import read_records
 from specdec.errors import InputError
 from specdec.models.hub import prompts
@@ -55,7 +54,7 @@ ONE = DraftersConfig(prompts=1, held_out=1, repeats=1, temperatures=(0.0,), Ks=(
 
 
 def test_thirty_prompts():
-    held_out = packaged("held_out")
+    held_out = prompts("held_out")
     every = [*prompts(), *held_out]
     assert len({p.id for p in every}) == len({p.text for p in every}) == 30
     assert all(p.text == p.text.strip() and p.id.startswith(p.domain) for p in held_out)

@@ -17,7 +17,7 @@ from specdec.bench import methods as m
 from specdec.bench import peers as b
 from specdec.bench import run as r
 from specdec.bench.methods import llamacpp_missing
-from specdec.bench.prompts import first_prompts, packaged
+from specdec.bench.prompts import first_prompts
 from specdec.bench.report import read_runs
 from specdec.bench.run import environment
 from specdec.cache import cache_bytes
@@ -617,7 +617,7 @@ def test_what_runs_on_the_second_target(monkeypatch):
     assert {name[:-4] for name in beside} == {"beside it: plain int8", "drafts of the sibling int8", "llama.cpp draft"}
     spec = PairSpec("m.gguf", "smollm2", skip=(1,))
     config = b.TargetConfig(prompts=3, repeats=2, max_new_tokens=7)
-    cells = list(b.cells_of(spec, b.pair_name(spec), ways.values(), first_prompts(packaged("work"), config.prompts),
+    cells = list(b.cells_of(spec, b.pair_name(spec), ways.values(), first_prompts(prompts("work"), config.prompts),
                             apart=False, **b.common(config)))
     assert [cell.prompt.domain for cell in cells] == ["editing", "explaining", "writing"] * 2
     for cell in cells:

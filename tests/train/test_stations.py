@@ -137,7 +137,7 @@ def test_every_tensor_of_a_row_is_compared(folder, target, trained, no_engine, m
     assert stations.first_difference(trained, target, [text], K) is None
     names = list(head_rows(trained, target, text, K)[0])
     assert {"features", "fused features", "token", "last state", "logits", "draft token"} < set(names)
-    r = next(i for i, seen in enumerate(text.seen) if seen.tried > 1)
+    r = next(i for i, seen in enumerate(text.seen) if seen.round.tried > 1)
     for s in (0, 1):
         for name in list(text.seen[r].steps[s]):
             seen = copy.copy(text.seen[r])

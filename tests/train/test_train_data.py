@@ -10,7 +10,6 @@ from scipy import stats
 from helpers import on_a_disk_of, tool
 from helpers_training import CPU, V, make_data, make_target
 from specdec.app.answers import read_prompts
-from specdec.bench.prompts import packaged
 from specdec.errors import InputError, ModelError
 from specdec.models.hub import load_tokenizer, prompts
 from specdec.models.loading import load_model
@@ -87,7 +86,7 @@ def test_questions_for_training_are_no_prompts_to_measure_on(tmp_path):
     maker, file = tool("questions"), tmp_path / "questions.jsonl"
     asked = maker.questions()
     assert len({*asked}) == len(asked) > 1900 and asked == maker.questions()
-    measured = [prompt.text for name in ("held_out", "work") for prompt in packaged(name)]
+    measured = [prompt.text for name in ("held_out", "work") for prompt in prompts(name)]
     measured += [prompt.text for prompt in prompts()]
     assert not {*measured} & {*asked} and not any("{" in text for text in asked if "article" in text.split("\n")[0])
     kinds = {"```python": 400, "Write a Python function": 50, "article": 400, "this text": 200, "paragraph about": 60}
@@ -127,8 +126,8 @@ def test_questions_of_others_are_answered(folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text, error",
     [
-        ("", "no prompt"), ('{"prompt": "a"}\nnonsense', "Line 2"), ('{"question": "a"}', "Line 1"),
-        ('{"prompt": 5}', "Line 1"), ('{"prompt": " "}', "Line 1"), ("[1]", "Line 1"),
+        ("", "no prompt"), ('{"prompt": "a"}\nnonsense', "line 2"), ('{"question": "a"}', "line 1"),
+        ('{"prompt": 5}', "line 1"), ('{"prompt": " "}', "line 1"), ("[1]", "line 1"),
     ],
     ids=["empty", "no JSON", "another name", "a number", "a blank", "a list"],
 )
@@ -180,9 +179,9 @@ def test_sample_settings_are_checked(wrong):
 def test_a_bad_prompt_is_named_by_its_line_in_the_file(tmp_path):
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"prompt": "a"}\n\n\n{"question": "b"}\n')
-    with pytest.raises(InputError, match="Line 4 "): read_prompts(asked)
+    with pytest.raises(InputError, match="line 4 "): read_prompts(asked)
     asked.write_text('{"prompt": "a"}\n' + "[" * 10**5 + "\n")
-    with pytest.raises(InputError, match="Line 2 "): read_prompts(asked)
+    with pytest.raises(InputError, match="line 2 "): read_prompts(asked)
     asked.write_text('{"prompt": "two\u2028lines"}\n', encoding="utf-8")  # JSON allows that character
     assert read_prompts(asked) == ["two\u2028lines"]
 
