@@ -74,7 +74,7 @@ def main() -> None:
     if path is None: raise SystemExit("No Chromium was found: `make browser` installs one.")
     with lab() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport=dict(width=1280, height=1400))
+        page = browser.new_page(viewport=dict(width=1280, height=1500))
         page.set_default_timeout(LIMIT)
         show_panel(page, address)
         page.locator(".sp button", has_text="Run").click()
