@@ -40,7 +40,8 @@ def step(target: CausalLM,
          buffers: BatchCache | None = None, # that hold their caches, in the order of the requests
         ) -> list[Round]: # one for each request
     """One round of speculative decoding, for one request or a batch of them: the drafters propose,
-    one forward of the target reads all the drafts, and the verify rule decides what stays."""
+    the target reads the drafts (a batch's chains in one forward), and the verify rule, or the walk
+    down a tree, decides what stays."""
     watch = requests[0].watch
     if watch: watch.begin(len(requests))
     with timer.phase("draft"): drafts = [draft(request) for request in requests]
@@ -163,8 +164,9 @@ def speculate(
     draft_sampling: SamplingParams | None = None,
 ) -> Iterator[Round]: # the first holds the token after the prompt, each further one is a step
     """Speculative decoding (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2; with
-    trees SpecInfer, Miao et al. 2023): the tokens have exactly the distribution of plain decoding,
-    and where the draft tokens were certain, they are plain decoding's with the same random numbers.
+    trees SpecInfer, Miao et al. 2023). By the default rule the tokens have exactly the distribution
+    of plain decoding, and where the draft tokens were certain, they are plain decoding's with the
+    same random numbers.
     Arguments are checked at once (`InputError`). While it runs it raises `NumericalError` for NaN
     or infinite logits, `ModelError` for a proposal or verdict of a wrong form, and `InputError` for
     a draft token that can't have been drawn from its q."""

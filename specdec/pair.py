@@ -20,7 +20,6 @@ import torch
 from specdec.app.config import Config, PairSection, decoding_of, in_file, read_config
 from specdec.app.registry import PairSpec, get_pair
 from specdec.device.loop import DeviceDecoder
-from specdec.device.ops import decides_by_match
 from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.clock import Clock
@@ -36,13 +35,14 @@ from specdec.engine.completion import BatchClock, Completion, PairStats, StopChe
 from specdec.engine.constraints import fits_to_its_end
 from specdec.engine.logprobs import WatchedLM
 from specdec.engine.plan import (
-    NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_lossless, longest_draft,
-    make_plan, own_K, verify_rule, wrapped,
+    NO_TEXT, NOTHING, Plan, check_for, draft_sampling, ends_of, is_best_certain, is_lossless,
+    longest_draft, make_plan, own_K, verify_rule, wrapped,
 )
 from specdec.engine.prefix import Prefilled, prefill
 from specdec.engine.profiling import PhaseTimer, peak_memory_mb, reset_peak_memory
-from specdec.engine.request import Request
+from specdec.engine.request import Request, check_prefilled
 from specdec.errors import InputError, ModelError, check, require_bool, require_int
+from specdec.loop import keeps_text
 from specdec.models.devices import pick_device
 from specdec.models.hub import encode, find_model
 from specdec.models.linear import release_workers
@@ -237,7 +237,7 @@ class Pair:
 
     def _plan(self, options: Options, size: int = 1,  # of the batch
               several: bool = False) -> Plan: # whether there are other sequences in this call
-        "The drafter, the loop and the clock for these options."
+        "The drafter, the loop and the clock for these options; may take prices, at the first call."
         drafter = NOTHING if options.plain else self.drafter
         return make_plan(self.target, drafter, options, self._clock, size, self.priced, several)
 
@@ -246,7 +246,8 @@ class Pair:
                 stream: Callable[[str], None] | None = None, raise_interrupt: bool = False,
                 tell: bool = False, # whether the caller looks at the events of tokens
                ) -> Iterator[tuple[int, Event]]: # the prompt's number
-        "Check the prompts and what is asked; the generator that is returned decodes them."
+        """Check the prompts and what is asked, then load the drafter and, where prices are frozen,
+        take them; the generator that is returned decodes the prompts."""
         check(stream is None or self.tokenizer is not None, NO_TEXT)
         check(stream is None or callable(stream),
               f"stream must be a function that takes a piece of text, not {stream!r}.")
@@ -274,6 +275,8 @@ class Pair:
                           SeededRandom(options.seed), longest_draft(target, options),
                           options.max_new_tokens, ends_of(self.eos_ids, options),
                           prefilled=options.prefilled)
+        if options.prefilled and not options.plain: # else prices would be taken before it is told
+            check_prefilled(options.prefilled, target, request.prompt, self.drafter.layers)
         return Completion(request, options, StopChecker(self.tokenizer, options.stop), tell,
                           target if isinstance(target, WatchedLM) else None)
 
@@ -310,13 +313,15 @@ class Pair:
             free = self.decoders.setdefault(id(drafter), [])
             try: decoder = free.pop()
             except IndexError: decoder = DeviceDecoder(self.target, drafter)
-            request.same_text = decides_by_match(
-                request.verify, request.sampling, request.draft_sampling)
+            T, certain = request.sampling.temperature, request.draft_sampling.temperature == 0
+            certain = certain or is_best_certain(drafter)  # such drafts have no q
+            keeps = keeps_text(request.verify, T) if request.verify else T == 0 or certain
             try:
                 for r in decoder.speculate(request.prompt, request.sampling, seed, request.K, room,
                                            request.eos_ids, timer, request.verify,
                                            request.draft_sampling):
                     request.tokens += r.emitted
+                    request.same_text &= keeps or not r.drafted
                     yield i, r
                     if request.ended: break
             finally: free.append(decoder)

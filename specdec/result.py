@@ -168,7 +168,7 @@ class GenerationResult:
     plain_factor: float = 1.0        # a plain step, over one in the fastest layout for plain
     costs: dict | None = None        # the last prices that drafts were chosen by; None: by none
     # for each token of the answer: id → natural logarithm of its probability under the target,
-    # for that token and for the likeliest (see `specdec.engine.constraints`); None: not asked for
+    # for that token and for the likeliest (see `specdec.engine.logprobs`); None: not asked for
     logprobs: list[dict[int, float]] | None = None
     # whether the text fits its grammar to the end; False: it was cut before; None: no grammar
     fits_grammar: bool | None = None

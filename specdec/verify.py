@@ -58,7 +58,8 @@ def greedy_match(
 # %% ../nbs/lossless/verify.ipynb #7c2e624e
 class VerifyRule(Protocol):
     """A function that decides how many draft tokens are accepted, and which token follows them. It
-    is given distributions only: a forward with a row of NaN or infinities raises `NumericalError`
+    is given distributions (`greedy_match` the logits, which are largest where p is), and no damaged
+    ones: a forward with a row of NaN or infinities raises `NumericalError`
     before, also where the rule would have rejected a token earlier: such a row means damaged
     weights or an overflow, and you are told at once, not by chance."""
     def __call__(

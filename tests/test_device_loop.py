@@ -201,13 +201,21 @@ def drafters(target, seed=0):
 
 # Draws
 
-def test_what_makes_the_text_plain_decodings_on_the_device():
-    warm, greedy = SamplingParams(1.0), SamplingParams()
-    rules = {None: (True, False, True), greedy_match: (True, False, False), sample_and_match: (False, True, True),
-             speculative_sampling: (False, False, False)}
-    for rule, due in rules.items(): # greedy; above it with drawn drafts; with certain ones
-        found = [ops.decides_by_match(rule, *both) for both in ((greedy, greedy), (warm, warm), (warm, greedy))]
-        assert tuple(found) == due
+@pytest.mark.parametrize("settings, same", [
+    (dict(method="plain", temperature=1.0), True), (dict(temperature=1.0), True),
+    (dict(temperature=1.0, same_text=False), True), (dict(verify=block_verification), True),
+    (dict(verify=speculative_sampling), False), (dict(temperature=1.0, verify=speculative_sampling), False),
+    (dict(temperature=1.0, verify=sample_and_match), True), (dict(verify=greedy_match), True)],
+    ids=lambda value: str(value) if isinstance(value, bool) else ", ".join(
+        getattr(each, "__name__", str(each)) for each in value.values()))
+def test_a_result_says_the_same_of_its_text_on_the_device_as_on_the_host(settings, same):
+    "Lookup's drafts have no q, whatever was asked; a plain step drafts nothing."
+    pair = Pair(tiny(), NGramDrafter())
+    texts = [pair.generate([1, 2, 3, 1, 2, 3, 1], seed=2, max_new_tokens=16, loop=loop, ignore_eos=True, **settings)
+             for loop in ("host", "device")]
+    host, device = (result.same_text_as_plain for result in texts)
+    assert device is host
+    if same: assert device and texts[0].generated_ids == texts[1].generated_ids
 
 
 def test_an_exponential_sample_draws_in_proportion():

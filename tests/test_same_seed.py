@@ -20,7 +20,8 @@ from specdec.drafters.lookup import NGramDrafter, NGramState, SuffixDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.tree import TreeDrafter
 from specdec.drafters.tree_hybrid import TreeHybrid
-from specdec.engine.plan import is_best_certain
+from specdec.engine.plan import is_best_certain, own_K
+from specdec.errors import InputError
 from specdec.models.loading import load
 from specdec.pair import Pair
 
@@ -196,3 +197,18 @@ def test_a_first_call_takes_prices_only_where_a_clock_could_change_the_text(name
 def test_what_a_result_tells_of_costs_survives_json():
     result = Pair(talker()).generate(PROMPTS[0], max_new_tokens=4)
     assert type(result).from_json(result.to_json()) == result and dataclasses.asdict(result)["costs"] == result.costs
+
+
+def test_what_cannot_be_continued_is_told_before_prices_are_taken(tmp_path, monkeypatch):
+    "A head needs features that were not read then; and a head's own K counts inside a hybrid, too."
+    target = random_target(tmp_path)
+    target.batch_invariant = False  # so prices would be frozen
+    known = Pair(target, NGramDrafter()).prefill([1, 2, 3])
+    head = HeadDrafter(random_head(target), target)
+    pair = Pair(target, HybridDrafter(SuffixDrafter(), head))
+    def never(*given): raise AssertionError("prices were taken")
+    monkeypatch.setattr(costs_module, "take_prices", never)
+    with pytest.raises(InputError, match="prefill"): pair.generate([1, 2, 3, 4], prefilled=known)
+    assert own_K(pair.drafter) == own_K(head) == own_K(None) == 5
+    head.K = 7
+    assert own_K(pair.drafter) == own_K(TemperatureScaledDrafter(head)) == own_K(head) == 7

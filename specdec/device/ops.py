@@ -293,12 +293,6 @@ DEVICE_RULES: dict[VerifyRule, DeviceRule] = {  # rule of the host's → the sam
     block_verification: block_on_device,
 }
 
-def decides_by_match(rule: VerifyRule | None, # the host's; None: its default
-                     sampling: SamplingParams, draft_sampling: SamplingParams) -> bool:
-    "Whether draft tokens are kept where the target draws the same ones, at any temperature."
-    if sampling.temperature == 0: return rule is None or rule is greedy_match
-    return rule is sample_and_match or rule is None and draft_sampling.temperature == 0
-
 def decide_on_device(rule: VerifyRule | None, # the host's; None: its default at this temperature
                      sampling: SamplingParams,
                      logits: Tensor,          # the target's, [K + 1, V]

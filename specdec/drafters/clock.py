@@ -173,7 +173,7 @@ class Watch:
     def read(self, rows: int, seconds: float,
              replays: bool = False, # whether a rejection makes the next forward read again
             ) -> None:
-        "Count the round's forward."
+        "Count the round's forward, with its verdict."
         steady, self.before = rows == self.before, rows
         if steady or not replays: self.clock.read(self.size, rows, seconds)
 
@@ -189,4 +189,3 @@ class Watch:
         "The estimates and their origin, as a result records them."
         origin = "frozen" if self.clock.frozen else "clock"
         return self.clock.told(self.size) | {"origin": origin}
-

@@ -48,8 +48,13 @@ K = 5 # draft tokens of a round, where neither the call nor a head says how many
 
 def own_K(drafter: Drafter | None) -> int: # None: the package's default, not loaded yet
     "How many tokens a round drafts unless the call says so."
-    inner = getattr(drafter, "drafter", None)
-    return own_K(inner) if inner is not None else getattr(drafter, "K", None) or K
+    return _said_K(drafter) or K
+
+def _said_K(drafter: Drafter | None) -> int | None: # None: it doesn't say
+    "The draft tokens that a head was made for, also inside other drafters; the most of several."
+    inside = [getattr(drafter, "drafter", None), *getattr(drafter, "members", ())]
+    said = [_said_K(one) for one in inside if one is not None] or [getattr(drafter, "K", None)]
+    return max((n for n in said if n), default=None)
 
 def longest_draft(target: CausalLM, options: Options) -> int:
     "Draft tokens of a round, at most, as a `Request` takes them."
@@ -91,9 +96,9 @@ def wrapped(target: CausalLM, options: Options) -> CausalLM:
 
 # %% ../../nbs/use/00_plan.ipynb #p1an0011
 def chosen_loop(options: Options, target: CausalLM, drafter: Drafter) -> str: # "host", "device"
-    """The loop of `options`, if it names one; else the device's loop on a GPU, where the pair has
-    no `unsupported_reason`, and the host's loop on a CPU. Raises `InputError` if the options name
-    the device's loop and the pair can't use it."""
+    """The loop of `options`, if it names one; else the device's loop on a GPU, where it can serve
+    the pair (`unsupported_reason`) and the options, and the host's loop on a CPU. Raises
+    `InputError` if the options name the device's loop and it can't."""
     if not (options.loop or is_capturable(target.device)): return "host"
     on_host = unsupported_reason(target, drafter, options.verify)
     if options.adapts: on_host = "a K that changes would need a CUDA graph for each"
