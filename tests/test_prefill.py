@@ -165,7 +165,8 @@ def test_a_list_reads_what_its_prompts_share_once(monkeypatch):
         Request(TARGET, prompt, drafter, SamplingParams(float(i % 2)), SeededRandom(i), 4, 8, **more)
         for i, prompt in enumerate(prompts)]
     cases = [([LONG[:300], LONG[:290], [*LONG[:280], 1, 2]], 256, 44 + 34 + 26), ([LONG[:50]] * 3, 50, 0),
-             ([LONG[:50], LONG[:60]], 0, 110), ([LONG[:128], LONG[:140]], 0, 268)]
+             ([LONG[:50], LONG[:60]], 0, 110), ([LONG[:128], LONG[:140]], 0, 268),
+             ([LONG[:140], LONG[:150]], 128, 12 + 22)]
     for prompts, shared, others in cases:
         alone = [list(serve(TARGET, request, PhaseTimer())) for request in requests(prompts)]
         asked, found = requests(prompts), {}
