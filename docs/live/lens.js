@@ -4,7 +4,7 @@ const ROWS = 6; // of a table
 export const MEANING = {
   target: "the target's own token", accepted: "draft token, accepted", rejected: "draft token, rejected: not in the text",
   corrected: "the target's token in place of the rejected one", bonus: "the target's token after a fully accepted draft",
-  never: "draft token, never tried: one before it was rejected",
+  never: "draft token, never tried: one before it was rejected, or ended the text",
 };
 
 export const make = (tag, attributes = {}, ...children) => {
@@ -23,7 +23,10 @@ export const spots = (r) => {
   const failed = r.drafts.findIndex((draft) => !draft.accepted);
   const found = r.drafts.map((draft, i) => ({ ...draft, i, status: failed < 0 || i < failed ? "accepted" : i === failed ? "rejected" : "never" }));
   const inside = failed < 0 ? found.length : failed;
-  if (!r.token || r.emitted?.length <= inside) return found.slice(0, r.emitted?.length ?? inside); // the text ends inside the draft
+  if (!r.token || r.emitted?.length <= inside) { // the text ends inside the draft
+    const end = r.emitted?.length ?? inside;
+    return found.map((spot) => (spot.i < end ? spot : { ...spot, status: "never" }));
+  }
   const status = r.token.kind === "plain" ? "target" : r.token.kind, place = status === "corrected" ? failed : found.length;
   found.splice(status === "corrected" ? place + 1 : place, 0, { ...r.token, i: place, status });
   return found;
@@ -34,7 +37,7 @@ const own = (spot) => (spot.own === undefined ? spot : spot.own); // what the ta
 const why = (spot, greedy) => ({
   accepted: greedy ? "Temperature 0: it is the target’s likeliest token, so it is kept; nothing is drawn." : "The target draws a token of its own, as it would without a draft: u falls on the draft token. They agree, so it is kept.",
   rejected: greedy ? "Temperature 0: it is not the target’s likeliest token, so it is rejected; nothing is drawn." : "The target draws a token of its own, as it would without a draft: u falls on another one. That one comes, and the draft ends here.",
-  never: "A token before it was rejected. It was drafted for a text that did not come about, so it is thrown away untried: its draft and its row of the forward bought nothing.",
+  never: "A token before it was rejected, or ended the text. It was drafted for a text that did not come about, so it is thrown away untried: its draft and its row of the forward bought nothing.",
   corrected: greedy ? "Temperature 0: the target’s likeliest token, in place of the draft token." : "Drawn by the target, as it would be without a draft; the draft had said another one.",
   bonus: greedy ? "The whole draft was kept, and the same forward says what follows it: one token more." : "The whole draft was kept, and the same forward says what follows it: one token more, drawn as without a draft.",
   target: greedy ? "Nothing was drafted here: a plain step, and the target’s likeliest token." : "Nothing was drafted here: a plain step, drawn by the target.",
@@ -55,6 +58,7 @@ export const microscope = (r, j, greedy) => {
   const says = greedy ? "likeliest" : "drawn", drew = !greedy && target;
   const facts = [["p, this token", target && digits(spot.p)], ["u, from the seed", drew && digits(target.u)], ["u falls within", drew && `${digits(target.from)}–${digits(target.to)}`],
     [greedy ? "target’s likeliest" : "target drew", target && shown(target.text)], ["draft agrees", draft && target && (agrees ? "yes" : "no")]];
+  const told = facts.filter(([, x]) => x);
   const lines = list.map((one) => {
     const bar = make("span", { class: "live-bar", "aria-hidden": "true" }, make("span", { class: "live-p", style: `width:${(100 * one.p) / list[0].p}%` }));
     const made = line(shown(one.text), bar, digits(one.p), [one.id === draft?.id && "draft", one.id === target.id && says].filter(Boolean).join(", "));
@@ -65,8 +69,8 @@ export const microscope = (r, j, greedy) => {
   const heads = ["token", "how likely", "p", "role"].map((head) => make("th", { scope: "col" }, head));
   return [
     make("p", { class: "live-title" }, "Under the microscope: ", shown(spot.text), ", ", make("span", { class: `status-${spot.status}` }, target ? spot.status : "never tried")),
-    make("dl", { class: "live-facts" }, ...facts.map(([name, x]) => make("div", { class: "live-fact" }, make("dt", {}, name), make("dd", {}, x || "–")))),
+    make("dl", { class: "live-facts" }, ...(greedy ? told : facts).map(([name, x]) => make("div", { class: "live-fact" }, make("dt", {}, name), make("dd", {}, x || "–")))),
     make("p", { class: "live-why" }, why(spot, greedy)),
-    make("table", {}, make("caption", {}, target ? "The likeliest tokens here" : "Nothing was compared here"), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines)),
+    ...(greedy ? ["At temperature 0 nothing but the likeliest token counts, so its p is 1. Run at temperature 1 to see how likely each was."].map((words) => make("p", { class: "live-offer" }, words)) : [make("table", {}, make("caption", {}, target ? "The likeliest tokens here" : "Nothing was compared here"), make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...lines))]),
   ];
 };

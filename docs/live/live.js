@@ -10,7 +10,7 @@ const KEPT = /^specdec-live-/; // how the engine calls what the browser keeps
 const MOST_K = 8, LONGEST = 128;
 const LIST = "1. Wash the lettuce and the tomatoes.\n2. Cut the tomatoes into small pieces.\n3. Mix oil, vinegar, salt and pepper.\n4. Pour the dressing over the salad.";
 const PROMPTS = [ // name, why drafts win there or don't, text
-  ["A list, copied: here drafts win", "The answer stands in the prompt, so lookup finds long drafts, and nearly all of them are right.", `Write this list once more, exactly as it is, nothing else:\n\n${LIST}`],
+  ["A list, copied: here drafts win", "The answer stands in the prompt, so lookup finds long drafts; at temperature 0 nearly all of them are right.", `Write this list once more, exactly as it is, nothing else:\n\n${LIST}`],
   ["A class in Python", "Code repeats its own names: lookup finds something now and then, the head more often.", "Write a Python class Stack with the methods push, pop and peek, and show how to use it."],
   ["A story: little to look up", "Nothing in it was said before, so drafts are short and mostly wrong.", "Tell me a short story about a lighthouse keeper who finds a letter."],
   ["Your own", "Drafts win where the answer repeats what was said.", ""],
@@ -65,7 +65,7 @@ const laneOf = (title) => {
     clock.textContent = `${plural(lane.tokens(), "token")}, ${plural(lane.forwards(), "forward")}, ${lane.seconds().toFixed(2)} s`;
     if (lane.rounds.length === 1) return;
     if (r.seconds.draft > 0) track.append(piece("drafting", r.seconds.draft));
-    track.append(piece(n > 1 ? "saved" : "own", r.seconds.target, n > 1 ? String(n) : ""));
+    track.append(piece(kept(r) ? "saved" : r.drafts.length ? "lost" : "own", r.seconds.target, n > 1 ? String(n) : ""));
   };
   return lane;
 };
@@ -75,8 +75,8 @@ const start = (root) => {
   let info = null, loading = false, going = null, asked = { temperature: 0 }, at = { round: 0, token: 0 };
 
   // The model: nothing is fetched before the button is pressed.
-  const offer = make("p", { class: "live-offer" }, make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB) and its head (${MODEL.head} MB) come when you press the button, not before. What you type stays in this page.`);
-  const fetching = button("fetch", `Fetch ${ALL} and start`, () => load({ base: root.dataset.weights }));
+  const offer = make("p", { class: "live-offer" }, "A model writes here twice, with drafts and without: the same text, and not in the same time. ", make("strong", {}, MODEL.name), ` (${MODEL.megabytes} MB) and a head trained to draft for it (${MODEL.head} MB) come when you press the button, not before. What you type stays in this page.`);
+  const fetching = button("fetch", `Fetch ${ALL}`, () => load({ base: root.dataset.weights }));
   const chooser = labelled("or choose files of yours: the GGUF, and the head’s safetensors", make("input", { type: "file", class: "live-files", multiple: "", accept: ".gguf,.safetensors" }));
   chooser.made.addEventListener("change", () => {
     const files = [...chooser.made.files], model = files.find((file) => file.name.endsWith(".gguf")) || files[0], shards = files.filter((file) => file !== model);
@@ -89,7 +89,7 @@ const start = (root) => {
     for (const name of (await caches.keys()).filter((each) => KEPT.test(each))) await caches.delete(name); // also where no engine runs yet
     engine.send({ type: "clear" });
     news.textContent = `Your browser keeps nothing of it any more.${info ? " This tab has the model in its memory until you close it." : ""}`;
-    fetching.textContent = `Fetch ${ALL} and start`;
+    fetching.textContent = `Fetch ${ALL}`;
     fetching.focus({ preventScroll: true });
     clear.hidden = true;
   });
@@ -132,7 +132,7 @@ const start = (root) => {
     const names = typeof caches === "object" ? await caches.keys().catch(() => []) : [];
     const found = await Promise.all(names.filter((name) => KEPT.test(name)).map(async (name) => (await (await caches.open(name)).keys()).length));
     clear.hidden = !sum(found);
-    if (sum(found)) fetching.textContent = sum(found) < MODEL.parts ? `Fetch the rest of the ${ALL}, ${sum(found)} of ${MODEL.parts} parts are kept` : `Start: your browser has kept the ${ALL}`;
+    if (sum(found)) fetching.textContent = sum(found) < MODEL.parts ? `Fetch the rest of the ${ALL}, ${sum(found)} of ${MODEL.parts} parts are kept` : `Load: your browser has kept the ${ALL}`;
   };
 
   // What to decode
@@ -148,7 +148,7 @@ const start = (root) => {
   prompt.value = PROMPTS[0][2];
   prompt.addEventListener("input", () => { examples.made.selectedIndex = PROMPTS.length - 1; told(PROMPTS.length - 1); });
   const drafter = menu("Drafts come from", Object.values(DRAFTERS), () => {});
-  const adaptive = labelled("As many as pay", make("input", { type: "checkbox", checked: "" }), "live-check");
+  const adaptive = labelled("The clock chooses how many", make("input", { type: "checkbox", checked: "" }), "live-check");
   const K = slider("K, draft tokens at most", 1, MOST_K, 1, 5, String), N = slider("Tokens, at most", 8, LONGEST, 8, 48, String);
   const T = slider("Temperature", 0, 1.5, 0.1, 0, (x) => (x ? x.toFixed(1) : "0, greedy"));
   const seed = labelled("Seed", make("input", { type: "number", min: 0, step: 1, value: 1 }));
@@ -201,7 +201,7 @@ const start = (root) => {
     all[all.indexOf(document.activeElement) + by]?.click();
   });
   // The token that decided a round: the rejected one, else the last.
-  const deciding = (r) => { const found = spots(r), failed = found.findIndex((spot) => spot.status === "rejected"); return failed < 0 ? found.length - 1 : failed; };
+  const deciding = (r) => { const found = spots(r), failed = found.findIndex((spot) => spot.status === "rejected"); return failed < 0 ? found.findLastIndex(stays) : failed; };
   const go = (n, j = deciding(drafted.rounds[n])) => {
     const r = drafted.rounds[n], had = strip.contains(document.activeElement);
     at = { round: n, token: j };
@@ -213,6 +213,12 @@ const start = (root) => {
     lens.replaceChildren(...microscope(r, j, asked.temperature === 0));
   };
 
+  // What stands below belongs to the last run as soon as something else is asked for.
+  const outdated = () => {
+    if (going || !info || !drafted.rounds.length || root.classList.contains("live-old")) return;
+    root.classList.add("live-old");
+    status.textContent = "Below stands the last run. Predict: how many forwards will drafts save now? Then press Run, or Step.";
+  };
   // A run: with drafts first, then without them
   const ready = () => {
     enable(run, info && (!going || going.waits));
@@ -268,6 +274,7 @@ const start = (root) => {
     [verdict.textContent, honest.textContent, reading.hidden, status.textContent] = ["", "", true, "Reading the prompt …"];
     text.replaceChildren();
     complain(null);
+    root.classList.remove("live-old");
     going = { id: null, paced, waits: false };
     ready();
     try {
@@ -295,20 +302,23 @@ const start = (root) => {
     const rate = (lane) => (lane.tokens() - 1) / lane.seconds(), times = rounds.length ? rate(drafted) / rate(plain) : 1;
     const length = [...new Set(drafts)].sort((a, b) => drafts.filter((n) => n === b).length - drafts.filter((n) => n === a).length)[0]; // the most frequent
     const one = mean(plain.later().map((r) => r.seconds.target)), v = length && mean(rounds.filter((r) => r.drafts.length === length).map((r) => r.seconds.target)) / one;
-    const cost = v && 1000 * (sum(rounds.map((r) => r.seconds.draft)) / all + Math.max(0, ((v - 1) * one) / length));
+    const drafting = all && sum(rounds.map((r) => r.seconds.draft)) / all, cost = v && 1000 * (drafting + Math.max(0, ((v - 1) * one) / length));
+    // drafts can't have cost more than this; where the lanes are farther apart, the machine was uneven
+    const spent = sum(rounds.filter((r) => r.drafts.length).map((r) => r.seconds.draft + Math.max(0, r.seconds.target - one)));
+    const behind = drafted.seconds() - plain.seconds(), uneven = behind > 1.5 * spent + 0.02 * plain.seconds();
     const wins = times >= 1.05, loses = times < 0.95, alone = rounds.length - drafts.length;
     verdict.replaceChildren(
       make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${wins ? `${times.toFixed(2)} × as fast` : loses ? `and yet slower: ${times.toFixed(2)} × the speed` : `as fast as without drafts (${times.toFixed(2)} ×)`}. `),
       same ? "It is the same text, token for token: drafts decide how soon a token comes, never which. " : "And the texts differ, which is a fault of this page: please report it. ",
       !all ? "Nothing was drafted: no words came twice, or drafts didn’t pay. " : `Of ${plural(all, "draft token")}, ${lost} ${lost === 1 ? "was" : "were"} thrown away. `,
-      v ? `A forward over ${plural(length + 1, "token")} took ${v.toFixed(2)} times as long as one over a single token, v(${length}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else. ` : "",
-      asked.adaptive && alone ? `In ${plural(alone, "round")} of ${rounds.length} the target wrote alone: nothing was found, or the clock said that a draft wouldn’t pay. ` : "",
+      v ? `${drafting * 1000 < 0.5 ? "A" : `A draft token took ${(1000 * drafting).toFixed(1)} ms to draft, and a`} forward over ${plural(length + 1, "token")} took ${v.toFixed(2)} times as long as one over a single token, v(${length}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else. ` : "",
+      asked.adaptive && alone ? `In ${plural(alone, "round")} of ${rounds.length} the target wrote alone: ${asked.drafter === "head" ? "" : "nothing was found, or "}the clock said that a draft wouldn’t pay. ` : "",
       `Time counts from the end of the prompt, which took ${drafted.rounds[0].seconds.target.toFixed(1)} s to read.`);
     const why = "One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ";
     const carries = "A GPU, or a big model, waits for its weights: there a few tokens more are nearly free. What carries over from here are the forwards saved.";
-    honest.textContent = (wins ? "Why isn’t it faster still? " : loses ? "Why is it slower? " : "Why is nothing gained? ") + (wins ? "" : !all ? "There was nothing to draft from. " : asked.adaptive
+    honest.textContent = (wins ? "Why isn’t it faster still? " : loses ? "Why is it slower? " : "Why is nothing gained? ") + (loses && uneven ? `Mostly by chance: drafts cost ${spent.toFixed(2)} s of the ${behind.toFixed(2)} s, and the rest is this machine, which did something else meanwhile. Run it again. ` : wins ? "" : !all ? "There was nothing to draft from. " : asked.adaptive
       ? "Too few of these drafts were right for what they cost, so the clock soon stops drafting; what is lost are the rounds that it took to find out. "
-      : "Too few of these drafts were right for what they cost. Let the clock decide, by “As many as pay”, and it stops drafting. ") + (all ? why + carries : "");
+      : "Too few of these drafts were right for what they cost. Tick “The clock chooses how many”, and it stops drafting. ") + (all ? why + carries : "");
   };
   // A run of this page that happened, until there is one of the visitor's
   const replay = async () => {
@@ -335,8 +345,9 @@ const start = (root) => {
   root.replaceChildren(
     make("section", { class: "live-panel", "aria-label": "What to decode" }, offer, make("div", { class: "live-ask" }, examples.box, sources, waiting, runs), wrong, reason, news, status, settings, clear),
     make("section", { class: "live-lanes", "aria-label": "Both lanes on one axis of time" }, drafted.box, plain.box,
-      make("p", { class: "live-key" }, ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("own", "a forward for one token")), verdict, honest),
-    reading);
+      make("p", { class: "live-key" }, ...swatch("drafting", "drafting"), ...swatch("saved", "a forward that kept draft tokens, and how many tokens came of it"), ...swatch("lost", "one whose draft was thrown away"), ...swatch("own", "one without a draft")), verdict),
+    reading, honest);
+  for (const change of ["input", "change"]) root.querySelector(".live-panel").addEventListener(change, outdated);
   told(0);
   settings.open = root.clientWidth > 760; // on a phone the lanes come first
   drafted.clear("–");

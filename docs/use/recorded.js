@@ -246,10 +246,11 @@
       if (spot.status === "never") return "A guess before it was rejected. It had been guessed for a text that did not come about, so it was thrown away untried.";
       const r = run.rounds[n - 1], [overlap] = r.positions[spot.i], greedy = run.temperature === 0;
       const meet = overlap === null || greedy ? "" : ` p and q overlap by ${digits(overlap)}: so often a guess is kept here.`;
+      const sure = r.q[spot.i] === 1 ? "The drafter was sure, so q = 1, and the guess is kept with chance p. This run tossed a coin for it, u; by default the package lets the target's own draw decide, which keeps it as often. Here " : "";
       return {
-        accepted: greedy ? "Temperature 0: it is the target's likeliest token, so it is kept; nothing is drawn." : "u is below min(1, p/q), so the guess is kept.",
+        accepted: greedy ? "Temperature 0: it is the target's likeliest token, so it is kept; nothing is drawn." : `${sure}u is below min(1, p/q), so the guess is kept.`,
         rejected: greedy ? "Temperature 0: it is not the target's likeliest token, so it is rejected; nothing is drawn."
-          : "u is not below min(1, p/q), so the guess is rejected. The residual, max(p − q, 0), decides what comes instead.",
+          : `${sure}u is not below min(1, p/q), so the guess is rejected. The residual, max(p − q, 0), decides what comes instead.`,
         corrected: greedy ? "Temperature 0: the target's likeliest token, in place of the guess."
           : `Drawn from the residual, max(p − q, 0), where its share is ${digits(r.chance)}. So the text stays distributed as p.`,
         bonus: `${r.accepted === 1 ? "The one guess was kept" : `All ${r.accepted} guesses were kept`}, and nothing was left to reject: one token more comes from p itself, of the same forward.`,
