@@ -243,10 +243,10 @@
     // Why a token met its status, in words.
     const why = (run, n, spot) => {
       if (!n) return "It comes with the prompt: the forward that reads the prompt ends in the distribution of the first token. No draft was asked, so nothing was compared.";
-      if (spot.status === "never") return "A guess before it was rejected. It had been guessed for a text that did not come about, so it was thrown away untried.";
+      if (spot.status === "never") return "A guess before it was rejected. It had been guessed for another text, and was thrown away untried.";
       const r = run.rounds[n - 1], [overlap] = r.positions[spot.i], greedy = run.temperature === 0;
       const meet = overlap === null || greedy ? "" : ` p and q overlap by ${digits(overlap)}: so often a guess is kept here.`;
-      const sure = r.q[spot.i] === 1 ? "The drafter was sure, so q = 1, and the guess is kept with chance p. This run tossed a coin for it, u; by default the package lets the target's own draw decide, which keeps it as often. Here " : "";
+      const sure = r.q[spot.i] === 1 ? "A sure draft, q = 1, is kept with chance p; by default the target's own draw decides. " : "";
       return {
         accepted: greedy ? "Temperature 0: it is the target's likeliest token, so it is kept; nothing is drawn." : `${sure}u is below min(1, p/q), so the guess is kept.`,
         rejected: greedy ? "Temperature 0: it is not the target's likeliest token, so it is rejected; nothing is drawn."
