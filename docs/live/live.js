@@ -215,9 +215,9 @@ const start = (root) => {
 
   // What stands below belongs to the last run as soon as something else is asked for.
   const outdated = () => {
-    if (going || !info || !drafted.rounds.length || root.classList.contains("live-old")) return;
+    if (going || loading || !drafted.rounds.length || root.classList.contains("live-old")) return;
     root.classList.add("live-old");
-    status.textContent = "Below stands the last run. Predict: how many forwards will drafts save now? Then press Run, or Step.";
+    status.textContent = info ? "Below stands the last run. Predict: how many forwards will drafts save now? Then press Run, or Step." : "Below stands the recorded run of the first prompt. For yours, press the button.";
   };
   // A run: with drafts first, then without them
   const ready = () => {
@@ -311,7 +311,7 @@ const start = (root) => {
       make("strong", {}, `${plural(drafted.tokens(), "token")} in ${plural(drafted.forwards(), "forward")} instead of ${plain.forwards()}, ${wins ? `${times.toFixed(2)} × as fast` : loses ? `and yet slower: ${times.toFixed(2)} × the speed` : `as fast as without drafts (${times.toFixed(2)} ×)`}. `),
       same ? "It is the same text, token for token: drafts decide how soon a token comes, never which. " : "And the texts differ, which is a fault of this page: please report it. ",
       !all ? "Nothing was drafted: no words came twice, or drafts didn’t pay. " : `Of ${plural(all, "draft token")}, ${lost} ${lost === 1 ? "was" : "were"} thrown away. `,
-      v ? `${drafting * 1000 < 0.5 ? "A" : `A draft token took ${(1000 * drafting).toFixed(1)} ms to draft, and a`} forward over ${plural(length + 1, "token")} took ${v.toFixed(2)} times as long as one over a single token, v(${length}) = ${v.toFixed(2)}; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else. ` : "",
+      v ? `${drafting * 1000 < 0.5 ? "A" : `A draft token took ${(1000 * drafting).toFixed(1)} ms to draft, and a`} forward over ${plural(length + 1, "token")} took ${v.toFixed(2)} times as long as one over a single token, v(${length}) = ${v.toFixed(2)}${lost ? `; so a token thrown away costs ${cost.toFixed(1)} ms, and nothing else` : ""}. ` : "",
       asked.adaptive && alone ? `In ${plural(alone, "round")} of ${rounds.length} the target wrote alone: ${asked.drafter === "head" ? "" : "nothing was found, or "}the clock said that a draft wouldn’t pay. ` : "",
       `Time counts from the end of the prompt, which took ${drafted.rounds[0].seconds.target.toFixed(1)} s to read.`);
     const why = "One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ";
@@ -329,7 +329,7 @@ const start = (root) => {
     for (const r of found.plain) add(plain, r);
     judge(true);
     goTelling();
-    status.textContent = `A recorded run, on ${found.machine}. For yours, press the button.`;
+    status.textContent = `A recorded run of the first prompt, on ${found.machine}. For yours, press the button.`;
   };
 
   window.specdec = {

@@ -393,7 +393,7 @@ def test_before_a_run_of_ones_own_stands_a_recorded_one(browser, address):
     tab = found.tab
     tab.wait_for_selector(".live-text .live-spot")
     run = json.loads((ROOT / "nbs" / "live" / "recorded.json").read_text(encoding="utf-8"))
-    assert words(tab, ".live-status").startswith(f"A recorded run, on {run['machine']}.")
+    assert words(tab, ".live-status").startswith(f"A recorded run of the first prompt, on {run['machine']}.")
     lanes = "drafted", "plain"
     spent = [sum(r["seconds"]["draft"] + r["seconds"]["target"] for r in run[lane][1:]) for lane in lanes]
     counts = [sum(len(r["emitted"]) for r in run[lane]) for lane in lanes]
