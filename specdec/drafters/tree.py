@@ -218,7 +218,7 @@ def paying_shape(chances: Sequence[Sequence[float]], # as for `best_tree`; one r
     """The tree with the most expected tokens per cost: τ / (v + c), as in Chen et al. 2024,
     Sequoia, section 3.3. A plain step brings one token for the cost 1. Raises `InputError` if v is
     empty."""
-    check(len(verify) > 0, "verify is empty: give v(1), v(2), …, such as `verification_cost` gives.")
+    check(len(verify) > 0, "verify is empty: give v(1), v(2), …, as `verification_cost` does.")
     best: tuple[list[Ranks], float] = [], 1.0
     for depth in range(1, len(verify) + 1):
         rows = [chances[min(i, len(chances) - 1)] for i in range(depth)]
