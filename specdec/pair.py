@@ -275,7 +275,8 @@ class Pair:
                           SeededRandom(options.seed), longest_draft(target, options),
                           options.max_new_tokens, ends_of(self.eos_ids, options),
                           prefilled=options.prefilled)
-        if options.prefilled and not options.plain: # else prices would be taken before it is told
+        # before prices are taken
+        if not (options.prefilled is None or options.plain):
             check_prefilled(options.prefilled, target, request.prompt, self.drafter.layers)
         return Completion(request, options, StopChecker(self.tokenizer, options.stop), tell,
                           target if isinstance(target, WatchedLM) else None)
@@ -313,9 +314,10 @@ class Pair:
             free = self.decoders.setdefault(id(drafter), [])
             try: decoder = free.pop()
             except IndexError: decoder = DeviceDecoder(self.target, drafter)
-            T, certain = request.sampling.temperature, request.draft_sampling.temperature == 0
-            certain = certain or is_best_certain(drafter)  # such drafts have no q
-            keeps = keeps_text(request.verify, T) if request.verify else T == 0 or certain
+            T, rule = request.sampling.temperature, request.verify
+            # such drafts have no q
+            certain = request.draft_sampling.temperature == 0 or is_best_certain(drafter)
+            keeps = keeps_text(rule, T) if rule else T == 0 or certain
             try:
                 for r in decoder.speculate(request.prompt, request.sampling, seed, request.K, room,
                                            request.eos_ids, timer, request.verify,

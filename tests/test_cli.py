@@ -457,6 +457,8 @@ def test_lines_that_are_prompts(tmp_path, text, found):
     file = tmp_path / "prompts"
     file.write_text(text, encoding="utf-8", newline="")
     assert answers.read_prompts(file) == found
+    chats = [each if isinstance(each, list) else [{"role": "user", "content": each}] for each in found]
+    assert [answers.as_chat(each) for each in found] == chats
 
 
 @pytest.mark.parametrize("text, words", [

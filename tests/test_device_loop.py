@@ -204,7 +204,7 @@ def drafters(target, seed=0):
 @pytest.mark.parametrize("settings, same", [
     (dict(method="plain", temperature=1.0), True), (dict(temperature=1.0), True),
     (dict(temperature=1.0, same_text=False), True), (dict(verify=block_verification), True),
-    (dict(verify=speculative_sampling), False), (dict(temperature=1.0, verify=speculative_sampling), False),
+    (dict(verify=speculative_sampling), True), (dict(temperature=1.0, verify=speculative_sampling), False),
     (dict(temperature=1.0, verify=sample_and_match), True), (dict(verify=greedy_match), True)],
     ids=lambda value: str(value) if isinstance(value, bool) else ", ".join(
         getattr(each, "__name__", str(each)) for each in value.values()))
@@ -213,9 +213,11 @@ def test_a_result_says_the_same_of_its_text_on_the_device_as_on_the_host(setting
     pair = Pair(tiny(), NGramDrafter())
     texts = [pair.generate([1, 2, 3, 1, 2, 3, 1], seed=2, max_new_tokens=16, loop=loop, ignore_eos=True, **settings)
              for loop in ("host", "device")]
-    host, device = (result.same_text_as_plain for result in texts)
-    assert device is host
-    if same: assert device and texts[0].generated_ids == texts[1].generated_ids
+    assert [result.same_text_as_plain for result in texts] == [same, same]
+    assert all(result.num_drafted for result in texts) or settings.get("method") == "plain"
+    due = pair.generate([1, 2, 3, 1, 2, 3, 1], seed=2, max_new_tokens=16, ignore_eos=True, method="plain",
+                        temperature=settings.get("temperature", 0.0))
+    if same: assert texts[0].generated_ids == texts[1].generated_ids == due.generated_ids
 
 
 def test_an_exponential_sample_draws_in_proportion():

@@ -282,13 +282,15 @@ def test_elsewhere_a_text_parts_at_a_near_tie_only(dtype):
     target, sampling = load("smollm2", "cpu", dtype), WARM["T = 1"]
     prompt = encode(target.tokenizer, [{"role": "user", "content": "Repeat this twice: one two three four five six."}])
     def parted(rule):
-        far = []
+        far, tried = [], 0
         for seed in range(4):
             due = text_of(NoDrafter(), sampling, seed, prompt=prompt, target=target)
-            found = text_of(SuffixDrafter(), sampling, seed, 5, prompt=prompt, target=target, verify=rule)
+            rounds = list(speculate(target, SuffixDrafter(), prompt, sampling, SeededRandom(seed), 5, 24, verify=rule))
+            found, tried = ids_of(rounds)[:24], tried + sum(r.tried for r in rounds)
             same = next((i for i, (a, b) in enumerate(zip(due, found)) if a != b), None)
             if same is None: continue
             far.append(distance_from_a_tie(target, prompt, due[:same], sampling, seed, found[same]))
+        assert tried > 20
         return far
     def wasteful(p, q, tokens, rng):
         rng.uniform()

@@ -118,7 +118,7 @@ def install(notebook: str,
         '    !"{sys.executable}" -m specdec fetch']
     clone = "git clone --quiet --depth 1"
     if files: lines += [
-        f"    !{clone} --branch v{version} {there} || {clone} {there}",
+        f"    !{clone} --branch v{version} {there} || \\", f"     {clone} {there}",
         f"    %cd {repo}/{Path('nbs', notebook).parent.as_posix()}"]
     return "\n".join(lines)
 

@@ -23,10 +23,8 @@ def exports_or_says_why_not(cells: list[dict]) -> bool:
     return exports != says
 
 
-@pytest.mark.parametrize("path", [path for path in NUMBERED if path.parent.name != "path"],
-                         ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", NUMBERED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_numbered_notebook_exports_or_says_why_not(path):
-    "A lesson needn't: its reader asks what is taught, not what is built."
     assert exports_or_says_why_not(json.loads(path.read_text(encoding="utf-8"))["cells"])
 
 
