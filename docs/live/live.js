@@ -316,7 +316,7 @@ const start = (root) => {
       `Time counts from the end of the prompt, which took ${drafted.rounds[0].seconds.target.toFixed(1)} s to read.`);
     const why = "One thread of WebAssembly computes about as fast as it reads the weights, so each further token in a forward takes time, and v(K) climbs towards K + 1. ";
     const carries = "A GPU, or a big model, waits for its weights: there a few tokens more are nearly free. What carries over from here are the forwards saved.";
-    honest.textContent = (wins ? "Why isn’t it faster still? " : loses ? "Why is it slower? " : "Why is nothing gained? ") + (loses && uneven ? `Mostly by chance: drafts cost ${spent.toFixed(2)} s of the ${behind.toFixed(2)} s, and the rest is this machine, which did something else meanwhile. Run it again. ` : wins ? "" : !all ? "There was nothing to draft from. " : asked.adaptive
+    honest.textContent = (wins ? "Why isn’t it faster still? " : loses ? "Why is it slower? " : "Why is nothing gained? ") + (loses && uneven ? `Drafts cost at most ${spent.toFixed(2)} of the ${behind.toFixed(2)} s; for the rest, plain forwards took longer here than in the lane below. Run it again. ` : wins ? "" : !all ? "There was nothing to draft from. " : asked.adaptive
       ? "Too few of these drafts were right for what they cost, so the clock soon stops drafting; what is lost are the rounds that it took to find out. "
       : "Too few of these drafts were right for what they cost. Tick “The clock chooses how many”, and it stops drafting. ") + (all ? why + carries : "");
   };
