@@ -85,7 +85,7 @@ def to_run() -> list:
 def missing(cells) -> list[str]:
     "What cells import of the package and it doesn't have."
     code = [cell.source for cell in cells if cell.cell_type == "code"]
-    sources = [re.sub(r"^(\s*)[%!].*$", r"\1pass", source, flags=re.M) for source in code]
+    sources = [re.sub(r"^(\s*)[%!](?:.*\\\n)*.*$", r"\1pass", source, flags=re.M) for source in code]
     found = []
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):
         if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "specdec": continue

@@ -182,7 +182,7 @@ def test_the_configurations_are_what_they_say():
     from pathlib import Path
     folder = Path(__file__).parents[2] / "configs"
     runs = {path.stem: sum(len(cell.runs) for cell in cells(read_grid(path))) for path in folder.glob("*.yaml")}
-    assert set(runs) == {"quick", "drafters", "peers", "table", "pairs"} and runs["quick"] < 60
+    assert set(runs) == {"quick", "drafters", "peers", "table", "pairs", "coder"} and runs["quick"] < 60
     table = read_grid(folder / "table.yaml")
     assert {"ngram", "suffix", "model", "head", "hybrid"} <= {*table.methods} and set(table.temperatures) == {0, 1}
     assert set(table.K) == {1, 2, 4, 8, "adaptive"} and set(table.dtypes) == {"float32", "bfloat16", "int4"}

@@ -45,7 +45,7 @@ def synthetic(solution="    return 2 * x", check="assert double(4) == 8"):
 def test_an_import_of_what_is_not_there_is_seen():
     cells = [CODE("from specdec.result import Round; from specdec.errors import Square"),
              CODE("%time 1 + 1\nfrom specdec import errors, nothing"),
-             CODE("def f():\n    from specdec.nowhere import x\nimport torch")]
+             CODE("if 1:\n    !true || \\\n     true\n    from specdec.nowhere import x\nimport torch")]
     assert missing(cells) == ["specdec.errors.Square", "specdec.nothing", "specdec.nowhere"]
 
 
