@@ -762,7 +762,7 @@ def explain_file(
           "specdec follow drafter --target org/name --served my-head --json")
 def follow(
     drafter: Annotated[str, typer.Argument(
-        metavar="DRAFTER", help="The folder of a trained head, or smollm2-head.")],
+        metavar="DRAFTER", help="The folder of a trained head or block, or smollm2-head.")],
     target: Annotated[str, typer.Option(
         help="What it drafts for: smollm2, a folder, or org/name.")] = "smollm2",
     served: Annotated[Path | None, typer.Option(
@@ -777,12 +777,13 @@ def follow(
     max_new_tokens: Annotated[int, typer.Option(
         min=3, help="Of each answer, at most.")] = 64,
     suspects: Annotated[bool, typer.Option(
-        "--suspects", help="Also what each usual fault would do to this head's acceptance, to "
-                           "compare with your engine's log.")] = False,
+        "--suspects", help="Also what each usual fault would do to this drafter's acceptance, "
+                           "to compare with your engine's log.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a trained head from training to serving: teacher-forced rows, our decoder, the GGUF
-    file read back and in llama.cpp, the speculators folder reloaded, and what our pairs load.
+    """Follow a trained head or block from training to serving: teacher-forced rows, our decoder,
+    the GGUF file read back and in llama.cpp, the speculators folder reloaded, and what our pairs
+    load.
 
     It shows α by position at each, finds the first tensor that differs, and names the fault if it
     is a usual one: layers, norms, places and positions, chat template, d2t. It takes some
@@ -790,11 +791,11 @@ def follow(
     from specdec.app import answers
     from specdec.drafters.load import find_drafter
     from specdec.models.loading import load as load_by_name
-    from specdec.train.stations import follow_head, served_path
+    from specdec.train.stations import follow_drafter, served_path
     folder, copy = find_drafter(drafter), served_path(served)
     asked = None if prompts is None else [
         answers.as_chat(each) for each in answers.read_prompts(prompts)]
-    found = or_rebuild(lambda: follow_head(
+    found = or_rebuild(lambda: follow_drafter(
         folder, load_by_name(target, "cpu", "float32"), asked, copy, K, max_new_tokens,
         suspects), target)
     typer.echo(json.dumps(found.as_dict()) if as_json else shown(found))

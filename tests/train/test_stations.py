@@ -15,19 +15,21 @@ from helpers_drafters import random_head, random_target, read
 from specdec.app import cli
 from specdec.bench.methods import llamacpp_missing
 from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.block import BlockDrafter, BlockState, FastBlock, init_block, load_block, save_block
 from specdec.drafters.head import load_head, save_head
 from specdec.drafters.head_drafter import FastHead, HeadDrafter, HeadState
 from specdec.drafters.load import shipped
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.models import loading
-from specdec.models.gguf import export_head, paired
+from specdec.models.gguf import export_block, export_head, paired
 from specdec.models.hub import encode
 from specdec.models.loading import load
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom, likeliest
 from specdec.train import stations
-from specdec.train.stations import SUSPECTS, TEMPLATE, Way, follow_head, head_rows, later
+from specdec.train.rows import BLOCK_SUSPECTS, HEAD_SUSPECTS, TEMPLATE, Way, fast_net, head_rows, later, rows_of
+from specdec.train.stations import follow_drafter
 
 WORDS, NEW, K = 300, 24, 3
 PROMPTS = [[{"role": "user", "content": words}] for words in (
@@ -94,7 +96,7 @@ def no_engine(monkeypatch): monkeypatch.setattr(stations, "llamacpp_missing", la
 
 
 def follow(folder, target, **more):
-    return follow_head(folder, target, PROMPTS, K=K, max_new_tokens=NEW, **more)
+    return follow_drafter(folder, target, PROMPTS, K=K, max_new_tokens=NEW, **more)
 
 
 def departing(found):
@@ -427,7 +429,228 @@ def test_states_that_stay_in_the_cache_are_no_usual_fault(folder, target, no_eng
 
 def test_each_suspect_is_planted_somewhere():
     planted = {*IN_FOLDER, *IN_DECODER, "rows of q and k not in GGUF's order"}
-    assert planted == {suspect.name for suspect in SUSPECTS}
+    assert planted == {suspect.name for suspect in HEAD_SUSPECTS}
+
+
+# A block, whose rows come out of one forward
+
+BLOCK_WORDS = dict(markov_rank=8, enable_confidence_head=True, confidence_head_with_markov=True)
+
+
+@pytest.fixture(scope="module", params=["chain", "product, row 0 the anchor"])
+def block(request, target):
+    "A block that knows the answers by heart, more or less; it drafts one token more than we ask for."
+    texts = [torch.tensor([greedy(target, encode(target.tokenizer, prompt))]) for prompt in PROMPTS]
+    said = torch.cat([text[0, 1:] for text in texts]).unique()
+    others = torch.tensor([i for i in range(3, WORDS, 2) if i not in said])[:40]
+    options = BLOCK_WORDS | dict(block_size=K + 1)
+    if request.param != "chain": options = dict(block_size=K + 2, sample_from_anchor=False)
+    block = init_block(target, torch.cat((said, others)).sort().values, layers=(1, 3, 4), mask_token_id=2, **options)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in block.named_parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + .3 * noise if "norm" in name else noise / weight.shape[-1] ** .5)
+    narrow = {int(token): i for i, token in enumerate(block.draft_tokens)}
+    labels = [torch.tensor([narrow[token] for token in text[0, 1:].tolist()]) for text in texts]
+    features = [read(target, text, block.config.layers).clone() for text in texts]
+    optimizer = torch.optim.AdamW([p for p in block.parameters() if p.requires_grad], lr=1e-2)
+    most = block.config.most
+    for _ in range(60):
+        for text, states, wanted in zip(texts, features, labels):
+            anchors = torch.arange(1, text.shape[1] - most)
+            at = anchors[:, None] + torch.arange(most)
+            rows = block.states(text, states, torch.zeros_like(anchors), anchors, most)
+            F.cross_entropy(block.logits(rows, text[0, at]).flatten(0, 1), wanted[at].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return block.requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def block_folder(target, block, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("blocks") / "block"
+    save_block(block, folder, target)
+    return folder
+
+
+def test_an_intact_block_is_not_accused(block_folder, block, target, no_engine):
+    found = follow(block_folder, target)
+    assert found.intact and departing(found) == ([], [])
+    rows, decoder, gguf, engine, reloaded, loaded = found.stations
+    assert rows.alpha == decoder.alpha == gguf.alpha == reloaded.alpha and rows.tried == reloaded.tried
+    assert rows.tau == decoder.tau > 1.5 and engine.left_out == "not here" and not loaded.departs
+    assert decoder.tried[1] > 3 and decoder.tried[2] > 2  # later draft tokens are compared, too
+    text = stations.decoded(target, fast_net(block, target), encode(target.tokenizer, PROMPTS[0]), K, NEW)
+    names = set(rows_of(block, target, text, K)[0])
+    assert names == set(text.seen[0].steps[0])
+    assert ("bias" in names) == (block.config.markov_rank > 0)
+
+
+def test_every_tensor_of_a_blocks_row_is_compared(block, target):
+    "Each of them alone is enough to depart, in the first row and in a later one."
+    text = stations.decoded(target, fast_net(block, target), encode(target.tokenizer, PROMPTS[0]), K, NEW)
+    assert stations.first_difference(block, target, [text], K) is None
+    r = next(i for i, seen in enumerate(text.seen) if seen.round.tried > 1)
+    for s in (0, 1):
+        for name in list(text.seen[r].steps[s]):
+            seen = copy.copy(text.seen[r])
+            steps = [dict(step) for step in seen.steps]
+            value = steps[s][name]
+            steps[s][name] = value + 1 if not value.is_floating_point() else value * 1.01 + .01
+            broken = replace(text, seen=[*text.seen[:r], replace(seen, steps=steps), *text.seen[r + 1:]])
+            found = stations.first_difference(block, target, [broken], K)
+            assert (found.tensor, found.round, found.step) == (name, r + 1, s + 1)
+
+
+def block_layers(by):
+    def change(config, tensors): config["aux_hidden_state_layer_ids"] = [
+        i + by for i in config["aux_hidden_state_layer_ids"]]
+    return change
+
+
+def no_bias(config, tensors): tensors["markov_head.markov_w2.weight"] = 0 * tensors["markov_head.markov_w2.weight"]
+
+
+BLOCK_IN_FOLDER = {  # what a server's folder does wrong → the first tensor that differs
+    "features one layer early": (block_layers(-1), "features"),
+    "features one layer late": (block_layers(1), "features"),
+    "rows off by one": (flag("sample_from_anchor"), "positions"),
+    "another mask token": (lambda c, t: c.update(mask_token_id=0), "mask token"),
+    "rows of q and k in GGUF's order": (order, "layer 0, attention"),
+    "d2t left out": (d2t(lambda d, i: 0 * d), "draft token"),
+    "d2t: ids taken for differences": (d2t(lambda d, i: d + i), "draft token"),
+    "d2t: differences taken for ids": (d2t(lambda d, i: d - i), "draft token"),
+}
+
+
+@pytest.mark.parametrize("name", BLOCK_IN_FOLDER)
+def test_a_fault_in_a_blocks_folder_is_named(name, block_folder, target, tmp_path, no_engine):
+    change, tensor = BLOCK_IN_FOLDER[name]
+    found = follow(block_folder, target, served=planted(block_folder, tmp_path / "served", change))
+    assert departing(found) == (["4 served"], [[name]])
+    last = found.stations[-2]
+    assert last.first.tensor == tensor and name in str(found) and len(last.advice) == 1
+
+
+class EarlyContext(BlockState):
+    "In each place of its context stands that of the place before."
+    def __init__(self, drafter, tokens, features, *more):
+        self.before = features[-1:]
+        super().__init__(drafter, tokens, torch.cat((features[:1], features[:-1])), *more)
+
+    def commit(self, tokens, features):
+        late, self.before = torch.cat((self.before, features[:-1])), features[-1:]
+        super().commit(tokens, late)
+
+
+class LateAnchor(BlockState):
+    "It begins with the token before the last one."
+    def __init__(self, drafter, tokens, *more):
+        super().__init__(drafter, tokens, *more)
+        self.newest, self.last = self.last, tokens[-2]
+
+    def commit(self, tokens, features):
+        super().commit(tokens, features)
+        self.newest, self.last = tokens[-1], [self.newest, *tokens][-2]
+
+
+made, states, forward, bias = FastBlock.__init__, FastBlock.states, FastBlock.forward, FastBlock.bias
+
+
+def shifted(by):
+    "Its rows stand so many positions too far."
+    def moved(self, *given):
+        there = copy.copy(self)
+        there.where = lambda start, rows: self.where(start + by, rows)
+        return states(there, *given)
+    return dict(states=moved)
+
+
+def left_to_right(self, ids, where, cache, mask=None):
+    "A row sees those before it only."
+    rows, decoder = ids.shape[1], self.config.decoder
+    seen = torch.ones(rows, cache.length + rows, dtype=torch.bool).tril(cache.length)
+    seen = seen.repeat(decoder.num_attention_heads // decoder.num_key_value_heads, 1)
+    return forward(self, ids, where, cache, seen[None, None])
+
+
+def without_norm(self, *given):
+    "Its context isn't normed."
+    made(self, *given)
+    self.hidden_norm = torch.nn.Identity()
+
+
+def without_bias(self, before): return 0 * bias(self, before)
+
+
+def by_anchor():
+    "The Markov head is told the anchor in each place."
+    anchors = []
+    def begin(self, token, *more):
+        anchors.append(token)
+        return states(self, token, *more)
+    return dict(states=begin, bias=lambda self, before: bias(self, anchors[-1]))
+
+
+BLOCK_IN_DECODER = {
+    "block one position too far": (shifted(1), "positions"), "block one position short": (shifted(-1), "positions"),
+    "rows see one another from left to right": (dict(forward=left_to_right), "layer 0, attention"),
+    "context not normed": (dict(__init__=without_norm), "fused features"),
+    "Markov bias left out": (dict(bias=without_bias), "bias"), "Markov bias by the anchor": (by_anchor(), "bias"),
+    "features one place late": (EarlyContext, "features"), "anchor one place late": (LateAnchor, "token"),
+}
+
+
+@pytest.mark.parametrize("name", BLOCK_IN_DECODER)
+def test_a_fault_in_a_blocks_decoder_is_named(name, block_folder, block, target, no_engine, monkeypatch):
+    planted, tensor = BLOCK_IN_DECODER[name]
+    if "Markov" in name and not block.config.markov_rank: return
+    if isinstance(planted, type): monkeypatch.setattr(BlockDrafter, "State", planted)
+    else:
+        for part, fault in planted.items(): monkeypatch.setattr(FastBlock, part, fault)
+    found = follow(block_folder, target)
+    departing = [station.suspects for station in found.stations if station.departs]
+    assert departing[:3] == [(name,)] * 3
+    assert found.stations[1].first.tensor == tensor and not found.stations[0].departs
+
+
+def test_rejected_states_that_stay_in_a_blocks_cache_are_no_usual_fault(block_folder, target, no_engine, monkeypatch):
+    "What stands in a place of the context isn't the target's."
+    class Keeps(BlockState):
+        def read_on(self, count):
+            super().read_on(count)
+            if count > 1 and self.cache.length > 60: self.cache.values[0][:, :, self.cache.length - 2] += 1
+    monkeypatch.setattr(BlockDrafter, "State", Keeps)
+    found = follow(block_folder, target).stations[1]
+    assert found.departs and found.suspects == () and found.first.tensor == "layer 0, attention"
+    assert "stay in the cache" in found.advice[0]
+
+
+def test_each_suspect_of_a_block_is_planted_somewhere():
+    assert {*BLOCK_IN_FOLDER, *BLOCK_IN_DECODER} == {suspect.name for suspect in BLOCK_SUSPECTS}
+
+
+def test_a_blocks_file_that_is_damaged_says_why(block_folder, block, target, tmp_path):
+    file = export_block(block_folder, target, tmp_path / "block.gguf", "float32")
+    data = file.read_bytes()
+    for change, words in ((lambda d: overwritten(d, "dflash.block_size", value=b"\xff\xff"), "block_size"),
+                          (lambda d: overwritten(d, "dflash.rope.freq_base", value=b"\0\0\xc0\x7f"), "freq_base"),
+                          (lambda d: d[:len(d) // 3], "can't be read")):
+        file.write_bytes(change(data))
+        [found] = stations.gguf_stations(block_folder, file, load_block(block_folder, target), target, PROMPTS, [], K,
+                                         NEW, tmp_path)
+        assert found.departs and words in found.left_out and "\n" not in found.left_out
+    export_head(*a_head(target, block, tmp_path), file, "float32")
+    [found] = stations.gguf_stations(block_folder, file, load_block(block_folder, target), target, PROMPTS, [], K,
+                                     NEW, tmp_path)
+    assert "'eagle3'" in found.left_out and "'dflash'" in found.left_out
+
+
+def a_head(target, block, tmp_path):
+    "The folder of a head, and its target."
+    save_head(random_head(target, block.draft_tokens, layers=(1, 3, 4)), tmp_path / "head", target)
+    return tmp_path / "head", target
 
 
 # llama.cpp, whose tensors can't be seen
@@ -508,7 +731,7 @@ def test_rounds_are_counted_from_a_stream(monkeypatch):
 def test_signatures_are_what_a_planted_fault_gives(folder, target, tmp_path, no_engine):
     served = planted(folder, tmp_path / "served", layers(1))
     found = follow(folder, target, served=served, signatures=True)
-    assert set(found.signatures) == {*(suspect.name for suspect in SUSPECTS), TEMPLATE.name}
+    assert set(found.signatures) == {*(suspect.name for suspect in HEAD_SUSPECTS), TEMPLATE.name}
     assert found.signatures["features one layer late"] == found.stations[-2].alpha
     assert "If it were served so:" in str(found)
 
@@ -526,13 +749,13 @@ def test_what_can_not_be_followed_is_one_clear_line(folder, target, tmp_path, no
     bare.tokenizer = None
     with pytest.raises(InputError, match="no tokenizer"): follow(folder, bare)
     with pytest.raises(InputError, match="There is nothing at .*nowhere that"): follow(folder, target, served="nowhere")
-    with pytest.raises(InputError, match="no prompts"): follow_head(folder, target, [])
-    with pytest.raises(InputError, match="K, draft tokens"): follow_head(folder, target, PROMPTS, K=0)
+    with pytest.raises(InputError, match="no prompts"): follow_drafter(folder, target, [])
+    with pytest.raises(InputError, match="K, draft tokens"): follow_drafter(folder, target, PROMPTS, K=0)
     with pytest.raises(ModelError, match="holds no head"): follow(tmp_path, target)
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda c, t: c.update(draft_vocab_size=len(t["d2t"]) - 1), "another head"),
+    (lambda c, t: c.update(draft_vocab_size=len(t["d2t"]) - 1), "another drafter"),
     (lambda c, t: t.pop("fc.weight"), "fc.weight"),
     (lambda c, t: c.update(eagle_aux_hidden_state_layer_ids=[1, 3, 7]), "does not fit"),
     (lambda c, t: c.pop("transformer_layer_config"), "can't be used"),
@@ -587,7 +810,7 @@ def test_a_damaged_file_departs_and_says_why(name, folder, target, tmp_path):
 ], ids=["null", "text", "infinite", "huge", "mixed", "torn", "no break", "list", "bytes", "deep", "blank"])
 def test_a_damaged_log_is_told_before_any_station(log, folder, target, tmp_path, monkeypatch):
     def work(*arguments, **more): raise AssertionError("a station was begun")
-    monkeypatch.setattr(stations, "trained_head", work)
+    monkeypatch.setattr(stations, "trained_net", work)
     out = shutil.copytree(folder, tmp_path / "head")
     (out / "training").mkdir()
     (out / "training" / "log.jsonl").write_bytes(log.encode("latin-1"))
@@ -624,7 +847,7 @@ def test_a_checkpoint_that_is_not_this_heads_is_told(change, folder, target, tra
     tensors = {f"weight.{name}": p.clone() for name, p in trained.named_parameters()}
     change(tensors)
     save_file({name: t.contiguous() for name, t in tensors.items()}, out / "training" / "checkpoint.safetensors")
-    with pytest.raises(ModelError, match="isn't this head's"): follow(out, target)
+    with pytest.raises(ModelError, match="isn't this drafter's"): follow(out, target)
 
 
 def test_a_head_that_gguf_can_not_hold_leaves_that_station_out(target, trained, tmp_path, no_engine):
@@ -662,10 +885,10 @@ def test_a_round_without_drafts_is_no_round():
 def test_the_shipped_head_in_the_real_engine():
     "Round by round as training's rows say, with a control: rows that are read otherwise give other rounds."
     real = load("smollm2", "cpu", "float32")
-    found = follow_head(shipped("smollm2-head"), real, max_new_tokens=32)
+    found = follow_drafter(shipped("smollm2-head"), real, max_new_tokens=32)
     engine = found.stations[3]
     assert found.intact and engine.alpha and int(engine.note.split("%")[0].split()[-1]) >= 90
-    trained, _ = stations.trained_head(shipped("smollm2-head"), real)
+    trained, _ = stations.trained_net(shipped("smollm2-head"), real)
     text = stations.decoded(real, FastHead(trained, real.embed), [1, 2, 3, 4], 5, 48)
     rounds = [[stations.rounds_of_rows(head_rows(trained, real, text, 5, way), text, 5, 48, frozenset())]
               for way in (Way(), Way(layers=1))]
