@@ -25,7 +25,8 @@ from specdec.result import Round
 from specdec.sampling import likeliest
 
 # %% ../../nbs/drafters/18_rows.ipynb #r0w50011
-Net, FastNet = Head | Block, FastHead | FastBlock # to train, and for drafting
+Net = Head | Block             # to train
+FastNet = FastHead | FastBlock # for drafting
 Step = dict[str, Tensor] # what is computed for a draft token, by name, in that order
 
 @dataclass(frozen=True)
