@@ -113,8 +113,17 @@ class _OfItsState:
             f"state = drafter.start(tokens, features, limit), then state.{self.name}(…).")
 
 class DrafterBase(Remade):
-    "What our drafters have in common: asked for what their states do, they say where it is."
+    """What our drafters have in common: asked for what their states do, they say where it is; and
+    what the package asks of a drafter, and one of your own may leave out."""
+    name: str                   # in results and tables; without one the class's
+    K: int | None = None        # draft tokens that it was made for; None: any number
+    best_certain: bool = False  # whether its likeliest tokens are as fast as drawn ones
     propose, commit = _OfItsState(), _OfItsState()
+
+def inside(drafter: object) -> list[Drafter]:
+    "The drafters of a wrapper or a hybrid; none, of any other."
+    held = getattr(drafter, "drafter", None), *getattr(drafter, "members", ())
+    return [one for one in held if one is not None]
 
 # %% ../../nbs/drafters/00_base.ipynb #a973f480
 @runtime_checkable

@@ -15,7 +15,7 @@ from typing import TypeGuard
 import torch
 
 from specdec.errors import InputError, ModelError, check
-from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters.base import Drafter, NoDrafter, inside
 from specdec.drafters.block import KINDS, BlockDrafter, load_block
 from specdec.drafters.colder import TemperatureScaledDrafter
 from specdec.drafters.model import ModelDrafter
@@ -44,10 +44,8 @@ def is_drafter(thing: object) -> TypeGuard[Drafter]:
 
 def drafter_name(drafter: Drafter) -> str:
     "The name of a drafter, or the names of the drafters inside a wrapper or a hybrid."
-    inner = getattr(drafter, "drafter", None)
-    if inner is not None: return drafter_name(inner)
-    members = [m for m in getattr(drafter, "members", ()) if not isinstance(m, NoDrafter)]
-    if members: return " + ".join(drafter_name(member) for member in members)
+    named = [drafter_name(one) for one in inside(drafter) if not isinstance(one, NoDrafter)]
+    if named: return " + ".join(named)
     return getattr(drafter, "name", type(drafter).__name__)
 
 def named(thing) -> str:

@@ -48,7 +48,7 @@ class NGramDrafter(DrafterBase):
     above `longest`."""
     layers: Sequence[int] = ()
     name = "n-gram lookup"
-    best_certain = True  # see `plan.is_best_certain`
+    best_certain = True
     def __init__(self, longest: int = 3, # tokens in the longest n-gram looked for
                  shortest: int = 1):     # and in the shortest: nothing is drafted without one
         self.longest = require_int(longest, "longest, the tokens of an ending,", 1)
@@ -159,7 +159,7 @@ class SuffixDrafter(DrafterBase):
     `per_match` is above 0."""
     layers: Sequence[int] = ()
     name = "lookup"
-    best_certain = True  # see `plan.is_best_certain`
+    best_certain = True
     def __init__(self, per_match: float = 2.0): # draft tokens per matching token; above 0
         check(to_number(per_match) > 0,
               "per_match, the tokens proposed for each one that matches, must be a number above 0, "

@@ -217,6 +217,7 @@ class TokenIntersectionDrafter(DrafterBase):
     def __init__(self, target: CausalLM, draft: CausalLM):
         self.theirs, self.own = Vocabulary(target), Vocabulary(draft)
         self.shared = shared_tokens(self.theirs, self.own)
+        self.name = f"translated draft, {self.shared}"
         pairs = zip(self.shared.target, self.shared.draft)
         self.names = {i: self.own.special[j] for i, j in pairs if j in self.own.special}
         # the draft's text begins with the draft's bos token, not with the target's
@@ -224,11 +225,6 @@ class TokenIntersectionDrafter(DrafterBase):
         self.model, self.vocab_size = draft, target.vocab_size
         self.draft_ids = torch.tensor(self.shared.draft, device=draft.device)
         self.target_ids = torch.tensor(self.shared.target, device=draft.device)
-
-    @property
-    def name(self) -> str:
-        "What results call it."
-        return f"translated draft, {self.shared}"
 
     def __str__(self): return self.name
 

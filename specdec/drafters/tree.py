@@ -156,7 +156,7 @@ class TreeDrafter(DrafterBase):
     `ModelError` if the head was made for another target, `InputError` if it is on another device,
     and for sizes below 1."""
     name = "tree of a head"
-    best_certain = True  # see `plan.is_best_certain`
+    best_certain = True
     def __init__(self, head: Head | FastHead, target: CausalLM,
                  width: int = 8, # children of a node, and nodes of a level that get children
                  depth: int = 6, # levels, each a forward of the head

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from specdec.device.loop import unsupported_reason
 from specdec.device.graphs import is_capturable
-from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter
+from specdec.drafters.base import Drafter, DraftsTrees, NoDrafter, WrapperDrafter, inside
 from specdec.drafters.adaptive import MOST, AdaptiveDrafter, Lookahead, adaptive
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.tree_hybrid import TreeHybrid, gives_trees, head_of, paying_tree
@@ -52,8 +52,7 @@ def own_K(drafter: Drafter | None) -> int: # None: the package's default, not lo
 
 def _said_K(drafter: Drafter | None) -> int | None: # None: it doesn't say
     "The draft tokens that a head was made for, also inside other drafters; the most of several."
-    inside = [getattr(drafter, "drafter", None), *getattr(drafter, "members", ())]
-    said = [_said_K(one) for one in inside if one is not None] or [getattr(drafter, "K", None)]
+    said = [_said_K(one) for one in inside(drafter)] or [getattr(drafter, "K", None)]
     return max((n for n in said if n), default=None)
 
 def longest_draft(target: CausalLM, options: Options) -> int:
@@ -67,8 +66,7 @@ def is_lossless(options: Options) -> bool | None: # None: the rule declares noth
 
 def is_best_certain(drafter: Drafter) -> bool:
     "Whether a drafter, and all those inside it, is no slower for drafting its likeliest tokens."
-    inside = [getattr(drafter, "drafter", None), *getattr(drafter, "members", ())]
-    parts = [one for one in inside if one is not None]
+    parts = inside(drafter)
     return all(map(is_best_certain, parts)) if parts else getattr(drafter, "best_certain", False)
 
 def verify_rule(options: Options, drafter: Drafter) -> VerifyRule | None:
@@ -111,8 +109,7 @@ def chosen_loop(options: Options, target: CausalLM, drafter: Drafter) -> str: # 
 
 def holds_trees(drafter: object) -> bool:
     "Whether a drafter, or one inside it, drafts trees."
-    held = getattr(drafter, "drafter", None), *getattr(drafter, "members", ())
-    return isinstance(drafter, DraftsTrees) or any(holds_trees(one) for one in held if one)
+    return isinstance(drafter, DraftsTrees) or any(map(holds_trees, inside(drafter)))
 
 def check_trees(options: Options, drafter: Drafter) -> None:
     "Raise `InputError` for what a tree of draft tokens can't be combined with."
