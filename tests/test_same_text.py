@@ -259,7 +259,9 @@ def test_the_default_pair_writes_plain_decodings_text(loop):
             if loop == "device" and more["K"] == "adaptive": continue
             found = pair.generate(chats, loop=loop, **settings, **more)
             assert [one.generated_ids for one in found] == [one.generated_ids for one in due]
-            assert all(one.same_text_as_plain for one in found) and any(one.num_accepted for one in found)
+            assert all(one.same_text_as_plain for one in found)
+            # a clock may find that nothing pays beside other work; `test_same_seed` has clocks that make it draft
+            assert more["K"] == "adaptive" or any(one.num_accepted for one in found)
 
 
 # Where a row's bits depend on the rows beside it

@@ -590,6 +590,19 @@ def check_stored_block(stored: Checkpoint, config: BlockConfig) -> None:
         stored.look(f"{layer}self_attn.q_proj.weight", decoder.num_attention_heads * size, hidden)
         stored.look(f"{layer}self_attn.k_proj.weight", decoder.num_key_value_heads * size, hidden)
 
+def check_block_layers(config: BlockConfig, folder: Path) -> None:
+    "Raise `ModelError` for layers that we don't compute."
+    check_decoder_kind(config.decoder, folder)
+    if any(layer_windows(config.decoder)): raise ModelError(
+        f"The block in {folder} has layers with a sliding window, which see a part of the context: "
+        "expected layers that see all of it.")
+
+def add_output(tensors: Checkpoint, config: BlockConfig, target: CausalLM) -> None:
+    "A released block with the whole vocabulary may speak by the target's own matrix."
+    if config.draft_vocab_size < target.vocab_size or "lm_head.weight" in tensors: return
+    head = output_rows(target, torch.arange(target.vocab_size)).to("cpu", tensors.dtype)
+    tensors.tensors = {**tensors.tensors, "lm_head.weight": head}
+
 # %% ../../nbs/drafters/29_block.ipynb #b10c0054
 @torch.no_grad()
 def load_block(folder: Path,
@@ -604,10 +617,7 @@ def load_block(folder: Path,
     try:
         config = as_block_config(stored, target.config.num_hidden_layers)
         check_made_for(stored, target, folder)
-        check_decoder_kind(config.decoder, folder)
-        if any(layer_windows(config.decoder)):
-            raise ModelError(f"The block in {folder} has layers with a sliding window, which see a "
-                             "part of the context: expected layers that see all of it.")
+        check_block_layers(config, folder)
     except ModelError: raise
     except Exception as error:  # many kinds, by what is damaged
         raise ModelError(f"The config.json in {folder} can't be used "
@@ -615,10 +625,7 @@ def load_block(folder: Path,
     tensors = Checkpoint(folder, dtype, torch.device("cpu"))
     config = replace(config, own_embedding="embed_tokens.weight" in tensors)
     check_fit(config, target)
-    if config.draft_vocab_size == target.vocab_size and "lm_head.weight" not in tensors:
-        # a released one with the whole vocabulary says by the target's own matrix
-        head = output_rows(target, torch.arange(target.vocab_size)).to("cpu", dtype)
-        tensors.tensors = {"lm_head.weight": head}
+    add_output(tensors, config, target)
     check_stored_block(tensors, config)
     tokens = stored_vocabulary(tensors, config)
     try: block = Block(config, tokens).to(dtype)

@@ -34,7 +34,7 @@ class Seen:
     "A round of a decoder, and what its drafter computed."
     place: int         # tokens of the text before it
     round: Round
-    steps: list[Step]  # one for each draft token
+    steps: list[Step]  # one for each draft token; a block has rows behind them
 
 @dataclass(frozen=True)
 class Text:
@@ -70,13 +70,13 @@ def later(x: Tensor, by: int) -> Tensor: # [L, ...], both
 
 # %% ../../nbs/drafters/18_rows.ipynb #r0w50013
 @dataclass(frozen=True)
-class Suspect:
+class Fault:
     "A usual fault, and what mends it."
     name: str
-    way: Any # a `Way` or a `BlockWay`
+    reading: Any # a `HeadReading` or `BlockReading` that has it
     cure: str
 
-def both(one, other): # two ways of a kind
+def both(one, other): # two readings of a kind
     "Both faults at once."
     def add(a, b): return a ^ b if isinstance(a, bool) else a + b
     return type(one)(**{f.name: add(getattr(one, f.name), getattr(other, f.name))
@@ -92,45 +92,45 @@ _MAP = "A draft id is no target id: map each by d2t before it is verified."
 _DIFFERENCES = ("speculators stores differences, to be added to a draft id; GGUF stores target "
                 "ids.")
 
-TEMPLATE = Suspect("chat template missing", None,
-                   "Give the server the chat template that the drafter was trained behind.")
+TEMPLATE = Fault("chat template missing", None,
+                 "Give the server the chat template that the drafter was trained behind.")
 
 # %% ../../nbs/drafters/18_rows.ipynb #r0w50021
 @dataclass(frozen=True)
-class Way:
+class HeadReading:
     "How a head is read. The defaults are training's; anything else is a fault."
     layers: int = 0         # its features are the target's states so many layers later
     features: int = 0       # beside each token stands the feature of so many places later
     tokens: int = 0         # beside each feature stands the token of so many places later
     positions: int = 0      # a round's steps after the first stand so many positions too far
-    residual: bool = False  # norm_before_residual is the other way round
-    output: bool = False    # norm_output is the other way round
+    residual: bool = False  # norm_before_residual is the other reading round
+    output: bool = False    # norm_output is the other reading round
     rows: int = 0           # rows of q and k are in GGUF's order (1), or put back from ours (-1)
     vocabulary: str = ""    # how d2t is misread: "left out", "added twice" or "differences"
 
-HEAD_SUSPECTS = (
-    Suspect("features one layer early", Way(layers=-1), _LAYERS),
-    Suspect("features one layer late", Way(layers=1), _LAYERS),
-    Suspect("features one place late", Way(features=-1), _PLACES),
-    Suspect("tokens one place late", Way(tokens=-1), _PLACES),
-    Suspect("draft positions one too far", Way(positions=1),
+HEAD_FAULTS = (
+    Fault("features one layer early", HeadReading(layers=-1), _LAYERS),
+    Fault("features one layer late", HeadReading(layers=1), _LAYERS),
+    Fault("features one place late", HeadReading(features=-1), _PLACES),
+    Fault("tokens one place late", HeadReading(tokens=-1), _PLACES),
+    Fault("draft positions one too far", HeadReading(positions=1),
             "A round's second draft token stands one position after its first, without a gap."),
-    Suspect("draft positions one short", Way(positions=-1),
+    Fault("draft positions one short", HeadReading(positions=-1),
             "Count the position up before a round's second step, not after it."),
-    Suspect("norm on the wrong side of the residual", Way(residual=True),
+    Fault("norm on the wrong side of the residual", HeadReading(residual=True),
             "norm_before_residual must be {norm_before_residual}."),
-    Suspect("norm on the wrong side of the next step", Way(output=True),
+    Fault("norm on the wrong side of the next step", HeadReading(output=True),
             "norm_output must be {norm_output}: which state a step hands to the next."),
-    Suspect("rows of q and k in GGUF's order", Way(rows=1), _ROWS),
-    Suspect("rows of q and k not in GGUF's order", Way(rows=-1), _ROWS),
-    Suspect("d2t left out", Way(vocabulary="left out"), _MAP),
-    Suspect("d2t: ids taken for differences", Way(vocabulary="added twice"), _DIFFERENCES),
-    Suspect("d2t: differences taken for ids", Way(vocabulary="differences"), _DIFFERENCES),
+    Fault("rows of q and k in GGUF's order", HeadReading(rows=1), _ROWS),
+    Fault("rows of q and k not in GGUF's order", HeadReading(rows=-1), _ROWS),
+    Fault("d2t left out", HeadReading(vocabulary="left out"), _MAP),
+    Fault("d2t: ids taken for differences", HeadReading(vocabulary="added twice"), _DIFFERENCES),
+    Fault("d2t: differences taken for ids", HeadReading(vocabulary="differences"), _DIFFERENCES),
 )
 
 # %% ../../nbs/drafters/18_rows.ipynb #r0w50023
 @torch.no_grad()
-def reorder(layers: Iterable, rows: int) -> None: # see `Way.rows`
+def reorder(layers: Iterable, rows: int) -> None: # see `HeadReading.rows`
     "Put rows of q and k into GGUF's order, or back from it."
     for attention in (layer.self_attn for layer in layers if rows):
         turn = paired if rows > 0 else unpaired
@@ -139,24 +139,24 @@ def reorder(layers: Iterable, rows: int) -> None: # see `Way.rows`
             projection.weight.copy_(turn(projection.weight, heads))
 
 @torch.no_grad()
-def changed_head(head: Head, way: Way) -> Head:
-    "A copy of a head as it computes when it is read that way."
+def changed_head(head: Head, reading: HeadReading) -> Head:
+    "A copy of a head as it computes when it is read that reading."
     config = head.config
-    config = replace(config, norm_before_residual=config.norm_before_residual != way.residual,
-                     norm_output=config.norm_output != way.output)
+    config = replace(config, norm_before_residual=config.norm_before_residual != reading.residual,
+                     norm_output=config.norm_output != reading.output)
     new = Head(config, None if head.d2t is None else head.draft_tokens).to(head.fc.weight)
     new.load_state_dict(head.state_dict())
     new.shared_embedding = head.shared_embedding
-    reorder(new.decoder_layers, way.rows)
+    reorder(new.decoder_layers, reading.rows)
     return new
 
 def unpaired(weight: Tensor, heads: int) -> Tensor: # [heads · d, ...], both
     "What `paired` did, undone."
     return weight.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
-def draft_ids(net: Net, vocabulary: str, # see `Way`
+def draft_ids(net: Net, vocabulary: str, # see `HeadReading`
              ) -> Tensor: # [D]
-    "The target's id of each draft id, as it is read that way."
+    "The target's id of each draft id, as it is read that reading."
     ids, places = net.draft_tokens, torch.arange(net.config.draft_vocab_size)
     read = {"": ids, "left out": places, "added twice": ids + places, "differences": ids - places}
     return read[vocabulary].clamp(0, net.config.decoder.vocab_size - 1)
@@ -188,18 +188,18 @@ def note_rows(head: Head, steps: list[Step], shift: int) -> None:
 def head_rows(head: Head, target: Llama,
               text: Text,       # of L tokens
               K: int,           # draft tokens
-              way: Way = Way(),
+              reading: HeadReading = HeadReading(),
              ) -> list[Step]:   # K of them; tensors have a row for each place, [L - 1 - step, ...]
     """Teacher-forced rows, as in training: row i of a step has read features up to place i, and
-    tokens up to i + 1 + step. With a `way`, as a server computes that makes this mistake."""
-    head, steps = changed_head(head, way), [Step() for _ in range(K)]
-    layers = tuple(i + way.layers for i in head.config.layers)
-    features = later(text.features(target, layers), way.features)
-    tokens = later(torch.tensor(text.ids), way.tokens)
+    tokens up to i + 1 + step. With a `reading`, as a server computes that makes this mistake."""
+    head, steps = changed_head(head, reading), [Step() for _ in range(K)]
+    layers = tuple(i + reading.layers for i in head.config.layers)
+    features = later(text.features(target, layers), reading.features)
+    tokens = later(torch.tensor(text.ids), reading.tokens)
     steps[0] |= {"features": features[:-1], "fused features": head.fuse(features[:-1])}
     for s, step in enumerate(steps): step["token"] = tokens[1 + s:]
-    note_rows(head, steps, way.positions)
-    mapped = draft_ids(head, way.vocabulary)
+    note_rows(head, steps, reading.positions)
+    mapped = draft_ids(head, reading.vocabulary)
     for step, state in zip(steps, head.states(tokens[None], features[None], K)):
         step |= {"last state": state[0], "logits": head.lm_head(state)[0]}
         step["draft token"] = mapped[likeliest(step["logits"])]
@@ -247,77 +247,76 @@ def watched_head(fast: FastHead, steps: list[Step]) -> FastHead:
 
 # %% ../../nbs/drafters/18_rows.ipynb #r0w50031
 @dataclass(frozen=True)
-class BlockWay:
+class BlockReading:
     "How a block is read. The defaults are training's; anything else is a fault."
     layers: int = 0         # its context is the target's states so many layers later
     features: int = 0       # in each place of its context stands that of so many places later
     tokens: int = 0         # its anchor is the token of so many places later
     positions: int = 0      # its rows stand so many positions too far
-    anchor: bool = False    # sample_from_anchor is the other way round
+    anchor: bool = False    # sample_from_anchor is the other reading round
     causal: bool = False    # a row sees those before it only
     mask: bool = False      # token 0 stands at the places to be drafted
     norm: bool = False      # the context isn't normed
     unbiased: bool = False  # without the Markov head
     by_anchor: bool = False # the Markov head is told the anchor in each place
-    rows: int = 0           # as in `Way`
-    vocabulary: str = ""    # as in `Way`
+    rows: int = 0           # as in `HeadReading`
+    vocabulary: str = ""    # as in `HeadReading`
 
-BLOCK_SUSPECTS = (
-    Suspect("features one layer early", BlockWay(layers=-1), _LAYERS),
-    Suspect("features one layer late", BlockWay(layers=1), _LAYERS),
-    Suspect("features one place late", BlockWay(features=-1),
+BLOCK_FAULTS = (
+    Fault("features one layer early", BlockReading(layers=-1), _LAYERS),
+    Fault("features one layer late", BlockReading(layers=1), _LAYERS),
+    Fault("features one place late", BlockReading(features=-1),
             "The context of place i is the target's states of place i: give all places before "
             "the anchor, and not the anchor's."),
-    Suspect("anchor one place late", BlockWay(tokens=-1),
+    Fault("anchor one place late", BlockReading(tokens=-1),
             "A block begins with the last token of the text, which the target hasn't read yet."),
-    Suspect("block one position too far", BlockWay(positions=1),
+    Fault("block one position too far", BlockReading(positions=1),
             "The anchor stands at its own position, right behind the context."),
-    Suspect("block one position short", BlockWay(positions=-1),
+    Fault("block one position short", BlockReading(positions=-1),
             "The anchor stands at its own position, right behind the context."),
-    Suspect("rows off by one", BlockWay(anchor=True),
+    Fault("rows off by one", BlockReading(anchor=True),
             "sample_from_anchor must be {sample_from_anchor}: whether the anchor's row drafts."),
-    Suspect("rows see one another from left to right", BlockWay(causal=True),
+    Fault("rows see one another from left to right", BlockReading(causal=True),
             "All rows of a block see each other: no causal mask."),
-    Suspect("another mask token", BlockWay(mask=True), "mask_token_id must be {mask_token_id}."),
-    Suspect("context not normed", BlockWay(norm=True),
+    Fault("another mask token", BlockReading(mask=True), "mask_token_id must be {mask_token_id}."),
+    Fault("context not normed", BlockReading(norm=True),
             "The fused features go through hidden_norm before they become keys and values."),
-    Suspect("Markov bias left out", BlockWay(unbiased=True),
+    Fault("Markov bias left out", BlockReading(unbiased=True),
             "Add markov_w2(markov_w1[x]) to each row's logits, x the token before."),
-    Suspect("Markov bias by the anchor", BlockWay(by_anchor=True),
+    Fault("Markov bias by the anchor", BlockReading(by_anchor=True),
             "A row's bias belongs to the token drafted just before it, not to the anchor."),
-    Suspect("rows of q and k in GGUF's order", BlockWay(rows=1),
+    Fault("rows of q and k in GGUF's order", BlockReading(rows=1),
             "A block's file pairs halves, as its folder does: don't reorder them."),
-    Suspect("d2t left out", BlockWay(vocabulary="left out"), _MAP),
-    Suspect("d2t: ids taken for differences", BlockWay(vocabulary="added twice"), _DIFFERENCES),
-    Suspect("d2t: differences taken for ids", BlockWay(vocabulary="differences"), _DIFFERENCES),
+    Fault("d2t left out", BlockReading(vocabulary="left out"), _MAP),
+    Fault("d2t: ids taken for differences", BlockReading(vocabulary="added twice"), _DIFFERENCES),
+    Fault("d2t: differences taken for ids", BlockReading(vocabulary="differences"), _DIFFERENCES),
 )
 
 # %% ../../nbs/drafters/18_rows.ipynb #r0w50032
 @torch.no_grad()
-def changed_block(block: Block, way: BlockWay) -> Block:
-    "A copy of a block as it computes when it is read that way."
+def changed_block(block: Block, reading: BlockReading) -> Block:
+    "A copy of a block as it computes when it is read that reading."
     config = block.config
-    config = replace(config, sample_from_anchor=config.sample_from_anchor != way.anchor,
-                     mask_token_id=0 if way.mask else config.mask_token_id)
+    config = replace(config, sample_from_anchor=config.sample_from_anchor != reading.anchor,
+                     mask_token_id=0 if reading.mask else config.mask_token_id)
     new = Block(config, None if block.d2t is None else block.draft_tokens).to(block.fc.weight)
     new.load_state_dict(block.state_dict())
     new.shared_embedding = block.shared_embedding
-    if way.norm: new.hidden_norm = nn.Identity() # type: ignore[assignment]
-    if way.unbiased: new.markov_head = None
-    reorder(new.layers, way.rows)
+    if reading.norm: new.hidden_norm = nn.Identity() # type: ignore[assignment]
+    reorder(new.layers, reading.rows)
     return new
 
 def note_block(block: Block, found: Step, # gets [A, R, ...] of each name
-               anchors: Tensor, way: BlockWay) -> None:
-    "Let a block's layers write down what goes in and out, of all rows."
+               anchors: Tensor, reading: BlockReading) -> list: # handles of hooks
+    "Let a block's layers write down what goes in and out, of all rows of the blocks there."
     def before(module, given):
         x, context, of, turned, turn, mask = given
         rows = x.shape[1]
-        at = anchors[:, None] + torch.arange(rows) + way.positions
+        at = anchors[:, None] + torch.arange(rows) + reading.positions
         turn = tuple(t.view(len(at), rows, 1, -1) for t in rotation(
             block.frequencies, block.rope_scale, at.flatten(), x.dtype))
         found["positions"] = torch.cat(turn, -1)[:, :, 0]
-        if way.causal:
+        if reading.causal:
             mask = mask.repeat(1, 1, rows, 1)
             mask[..., -rows:] &= torch.ones(rows, rows, dtype=torch.bool).tril()
             mask = mask.repeat(1, 1, module.self_attn.heads // module.self_attn.kv_heads, 1)
@@ -326,46 +325,60 @@ def note_block(block: Block, found: Step, # gets [A, R, ...] of each name
     def reads(name: str, module, given, out): found[name] = given[0]
     def gives(name: str, module, given, out): found[name] = out
 
+    hooks = []
     for i, part in enumerate(block.layers):
         layer: Any = part
         attention = layer.self_attn
         parts = (attention.q_proj, reads, "input"), (attention.o_proj, gives, "attention")
         mlp = (layer.mlp, reads, "MLP input"), (layer.mlp, gives, "MLP")
-        layer.register_forward_pre_hook(before)
+        hooks.append(layer.register_forward_pre_hook(before))
         for each, note, name in parts + mlp:
-            each.register_forward_hook(partial(note, f"layer {i}, {name}"))
+            hooks.append(each.register_forward_hook(partial(note, f"layer {i}, {name}")))
+    return hooks
+
+FEW = 128 # blocks at a time: each sees a whole text
+
+def all_blocks(block: Block, tokens: Tensor, features: Tensor, # of a text, [L], [L, F]
+               reading: BlockReading) -> Step: # [L - 1, R, ...] of each name
+    "A block behind each token of a text but the first, with all of its rows."
+    pieces = []
+    for anchors in torch.arange(1, len(tokens)).split(FEW):
+        pieces.append(found := Step())
+        hooks = note_block(block, found, anchors, reading)
+        found["last state"] = block.states(tokens[None], features[None], torch.zeros_like(anchors),
+                                           anchors, block.config.most)
+        for hook in hooks: hook.remove()
+    return {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
 
 @torch.inference_mode()
 def block_rows(block: Block, target: Llama,
                text: Text,        # of L tokens
-               K: int,            # draft tokens; no more than a block has
-               way: BlockWay = BlockWay(),
-              ) -> list[Step]:    # as of `head_rows`
+               K: int,            # draft tokens
+               reading: BlockReading = BlockReading(),
+              ) -> list[Step]:    # as of `head_rows`; no more than a block drafts
     """Teacher-forced blocks, as in training: entry i is of the block whose anchor is the token at
-    place i + 1. Step s is the row that drafts the token after s more. With a `way`, as a server
+    place i + 1. Step s is the row that drafts the token after s more. With a `reading`, as a server
     computes that makes this mistake."""
-    block, found, L = changed_block(block, way), Step(), len(text.ids)
-    layers = tuple(i + way.layers for i in block.config.layers)
-    features = later(text.features(target, layers), way.features)
-    ids, anchors = torch.tensor(text.ids), torch.arange(1, L)
-    tokens, most = later(ids, way.tokens), block.config.most
-    note_block(block, found, anchors, way)
-    found["last state"] = block.states(
-        tokens[None], features[None], torch.zeros_like(anchors), anchors, most)
-    skipped, mapped = int(not block.config.sample_from_anchor), draft_ids(block, way.vocabulary)
-    steps = [Step() for _ in range(min(K, most))]
+    block, ids = changed_block(block, reading), torch.tensor(text.ids)
+    layers = tuple(i + reading.layers for i in block.config.layers)
+    features = later(text.features(target, layers), reading.features)
+    tokens, config = later(ids, reading.tokens), block.config
+    found = all_blocks(block, tokens, features, reading)
+    skipped, mapped = int(not config.sample_from_anchor), draft_ids(block, reading.vocabulary)
+    steps = [Step() for _ in range(min(K, config.most))]
     steps[0] |= {"features": features[:-1], "fused features": block.fuse(features[:-1]),
                  "token": tokens[1:]}
-    if block.config.block_size > 1:
-        steps[0]["mask token"] = torch.full_like(anchors, block.config.mask_token_id)
+    if config.block_size > 1:
+        steps[0]["mask token"] = torch.full_like(ids[1:], config.mask_token_id)
     for s, step in enumerate(steps):
-        some = L - 1 - s # blocks whose token before this row's is known
+        some = max(len(ids) - 1 - s, 0) # blocks whose token before this row's is known
         for name, rows in found.items():
             step[name] = rows[:some, s if name == "last state" else s + skipped]
         said = step["logits"] = block.lm_head(step["last state"])
         if block.markov_head is not None:
             told = tokens[1:] if s == 0 else ids[1 + s:]
-            step["bias"] = block.markov_head(tokens[1:][:some] if way.by_anchor else told)
+            bias = block.markov_head(tokens[1:][:some] if reading.by_anchor else told)
+            step["bias"] = 0 * bias if reading.unbiased else bias
             said = said + step["bias"]
         step["draft token"] = mapped[likeliest(said)]
     return steps
@@ -410,7 +423,9 @@ def watched_block(fast: FastBlock, steps: list[Step]) -> FastBlock:
 
     def lm_head(states: Tensor) -> Tensor:
         logits = fast.lm_head(states)
-        for step, row in zip(steps, logits[0]): step["logits"] = row
+        for step, row in zip(steps, logits[0]):
+            step["logits"] = row
+            if fast.config.markov_rank: step["bias"] = torch.zeros_like(row) # `bias` says more
         return logits
 
     def bias(before: int) -> Tensor:
@@ -436,29 +451,48 @@ def watched_block(fast: FastBlock, steps: list[Step]) -> FastBlock:
 @dataclass(frozen=True)
 class Kind:
     "How to look into a kind of net."
-    way: Callable[[], Any]       # how it is read, rightly
-    suspects: tuple[Suspect, ...]
-    changed: Callable            # net, way → a copy
-    rows: Callable               # net, target, text, K, way → steps
+    reading: Callable[[], Any]   # how it is read, rightly
+    faults: tuple[Fault, ...]
+    changed: Callable            # net, reading → a copy
+    rows: Callable               # net, target, text, K, reading → steps
     fast: type                   # made of a net and an embedding, for drafting
     watched: Callable            # a fast net, steps → the same, watched
     drafter: Callable            # a fast net, target → a `Drafter`
+    behind: int                  # it still drafts so many tokens where a text has filled its context
 
-KINDS: dict[type, Kind] = {
-    Head: Kind(Way, HEAD_SUSPECTS, changed_head, head_rows, FastHead, watched_head, HeadDrafter),
-    Block: Kind(BlockWay, BLOCK_SUSPECTS, changed_block, block_rows, FastBlock, watched_block,
-                BlockDrafter)}
+NETS: dict[type, Kind] = {
+    Head: Kind(HeadReading, HEAD_FAULTS, changed_head, head_rows, FastHead, watched_head,
+               HeadDrafter, 1),
+    Block: Kind(BlockReading, BLOCK_FAULTS, changed_block, block_rows, FastBlock, watched_block,
+                BlockDrafter, 0)}
 
 def kind_of(net) -> Kind: # a net to train, or one for drafting
     "The kind of a net."
-    return next(kind for cls, kind in KINDS.items() if isinstance(net, (cls, kind.fast)))
+    return next(kind for cls, kind in NETS.items() if isinstance(net, (cls, kind.fast)))
+
+def usual_faults(net: Net, target: Llama) -> list[Fault]:
+    "The faults that this net can have, with this target."
+    config: Any = net.config
+    depth = len(target.layers)
+    def possible(reading) -> bool:
+        if reading.vocabulary: return net.d2t is not None
+        if isinstance(reading, BlockReading):
+            if reading.unbiased or reading.by_anchor: return config.markov_rank > 0
+            if reading.anchor or reading.causal: return config.block_size > 1
+            if reading.mask: return config.block_size > 1 and config.mask_token_id > 0
+        return all(0 <= i + reading.layers <= depth for i in config.layers)
+    return [fault for fault in kind_of(net).faults if possible(fault.reading)]
+
+def draft_end(net: Net | FastNet) -> int: # a place
+    "Where its context ends: from there on it drafts nothing."
+    return net.config.decoder.max_position_embeddings + kind_of(net).behind + 1
 
 def rows_of(net: Net, target: Llama, text: Text, K: int,
-            way=None, # of its kind; None: training's
+            reading=None, # of its kind; None: training's
            ) -> list[Step]:
     "`head_rows` or `block_rows`."
     kind = kind_of(net)
-    return kind.rows(net, target, text, K, way or kind.way())
+    return kind.rows(net, target, text, K, reading or kind.reading())
 
 def fast_net(net: Net, target: Llama) -> FastNet:
     "A copy for drafting."

@@ -26,13 +26,15 @@ from specdec.app.answers import as_chat
 from specdec.bench.alpha import alpha_by_position
 from specdec.bench.methods import LlamaCpp, llamacpp_missing
 from specdec.bench.prompts import PromptDataset
-from specdec.drafters.base import WrapperDrafter
-from specdec.drafters.block import (KINDS, Block, BlockConfig, BlockDrafter, as_block_config, check_stored_block, load_block, save_block)
-from specdec.drafters.head import (Head, HeadConfig, as_head_config, check_fit, check_stored,
-                                   load_head, save_head, share_embedding, stored_config)
+from specdec.drafters.base import inside
+from specdec.drafters.block import (KINDS, Block, BlockConfig, add_output, as_block_config,
+                                    check_block_layers, check_stored_block, load_block, save_block)
+from specdec.drafters.head import (Head, HeadConfig, as_head_config, check_decoder_kind, check_fit,
+                                   check_stored, load_head, output_rows, save_head, share_embedding,
+                                   stored_config)
 from specdec.drafters.head_drafter import FastHead
 from specdec.drafters.load import load_drafter
-from specdec.errors import InputError, ModelError, check, require_int
+from specdec.errors import InputError, ModelError, NumericalError, check, require_int
 from specdec.models.files import first_line, local_path, parse_json, read_text
 from specdec.loop import speculate, up_to_end
 from specdec.models.checkpoint import Checkpoint
@@ -42,13 +44,13 @@ from specdec.models.devices import DTYPES
 from specdec.models.convert import read_gguf
 from specdec.models.hub import encode
 from specdec.models.llama import Llama
-from specdec.models.transformers import check_sizes
 from specdec.options import Prompt
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.train.data import own_decoder
-from specdec.train.rows import (TEMPLATE, FastNet, Net, Step, Suspect, Text, both, fast_net, kind_of,
-                                rows_of, seen_round, unpaired, watched_drafter)
+from specdec.train.rows import (TEMPLATE, Fault, FastNet, Net, Step, Text, both, draft_end, fast_net,
+                                kind_of, rows_of, seen_round, unpaired, usual_faults,
+                                watched_drafter)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a011
 def decoded(target: Llama, fast: FastNet, prompt: list[int], K: int, most: int) -> Text:
@@ -92,6 +94,7 @@ def along(target: Llama, fast: FastNet, text: Text, K: int, most: int) -> Text:
     return replace(text, seen=seen)
 
 def rounds_of_rows(steps: list[Step], text: Text, K: int, most: int, end: frozenset[int],
+                   last: int, # see `draft_end`
                   ) -> list[Round]:
     "The rounds that these rows would make along the text."
     ids, place, limit = text.ids, len(text.prompt) + 1, len(text.prompt) + most
@@ -100,13 +103,14 @@ def rounds_of_rows(steps: list[Step], text: Text, K: int, most: int, end: frozen
         def rows(n: int) -> list[int]:
             here = [step["draft token"][place - 2:place - 1].tolist() for step in steps[:n]]
             return [token for tokens in here for token in tokens]
-        found.append(drafted_at(ids, place, min(K, limit - place - 1), end, rows))
+        found.append(drafted_at(ids, place, min(K, limit - place - 1, last - place), end,
+                                rows))
         place += len(found[-1].emitted)
     return [made for made in found if made.drafted]
 
 def everywhere(steps: list[Step], text: Text) -> Tensor: # [K, places] of bool
     "Whether each draft token is right, at every place of the answer: what training reports."
-    ids, first = torch.tensor(text.ids), len(text.prompt)
+    ids, first = torch.tensor(text.ids), max(len(text.prompt), len(steps) + 1)
     return torch.stack([step["draft token"][first - 2 - s:len(ids) - 2 - s] == ids[first:]
                         for s, step in enumerate(steps)])
 
@@ -137,11 +141,11 @@ def distance(seen: Tensor | None, rows: Tensor) -> float:
 def first_difference(net: Net, target: Llama,
                      texts: Sequence[Text], # with their rounds
                      K: int,
-                     way=None, # how the rows are read; None: as in training
+                     reading=None, # how the rows are read; None: as in training
                     ) -> Difference | None:
     "Compare each round, up to the token that was rejected, with rows that are read that way."
     for t, text in enumerate(texts):
-        rows = rows_of(net, target, text, K, way)
+        rows = rows_of(net, target, text, K, reading)
         for r, seen in enumerate(text.seen):
             for s in range(seen.round.tried):
                 theirs = seen.steps[s] if s < len(seen.steps) else {}
@@ -152,35 +156,29 @@ def first_difference(net: Net, target: Llama,
     return None
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17b04
-def possible(net: Net, target: Llama) -> list[Suspect]:
-    "The suspects whose features this target has."
-    depth = len(target.layers)
-    return [suspect for suspect in kind_of(net).suspects
-            if all(0 <= i + suspect.way.layers <= depth for i in net.config.layers)]
-
 def name_suspects(net: Net, target: Llama, texts: Sequence[Text], K: int,
-                  first: Difference | None) -> tuple[Suspect, ...]:
+                  first: Difference | None) -> tuple[Fault, ...]:
     """The fault, or the two, with which training's rows give every tensor that was seen; empty if
     no usual one does."""
     def order(d: Difference | None) -> tuple:
         if d is None: return (math.inf,)
-        names = [*rows[d.step - 1]]
+        names = [*rows[min(d.step, len(rows)) - 1]]
         return d.text, d.round, d.step, names.index(d.tensor)
 
-    way = kind_of(net).way()
-    found: list[Suspect] = []
+    reading = kind_of(net).reading()
+    found: list[Fault] = []
     rows = rows_of(net, target, texts[0], K)
     while first is not None and len(found) < 2:
         trials = []
-        for suspect in possible(net, target):
-            if suspect in found or way.vocabulary and suspect.way.vocabulary: continue
-            combined = both(way, suspect.way)
+        for fault in usual_faults(net, target):
+            if fault in found or reading.vocabulary and fault.reading.vocabulary: continue
+            combined = both(reading, fault.reading)
             rest = first_difference(net, target, texts, K, combined)
-            trials.append((order(rest), suspect, combined, rest))
+            trials.append((order(rest), fault, combined, rest))
             if rest is None: break
-        best, suspect, combined, rest = max(trials, key=lambda trial: trial[0])
+        best, fault, combined, rest = max(trials, key=lambda trial: trial[0])
         if best <= order(first): return ()
-        way, first, found = combined, rest, [*found, suspect]
+        reading, first, found = combined, rest, [*found, fault]
     return tuple(found) if first is None else ()
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a015
@@ -204,7 +202,7 @@ _ROUNDED = {"BF16": torch.bfloat16, "F16": torch.float16}
 def rounded(net: Net, kinds: dict[str, str]) -> Net:
     "The same net, each weight rounded as a copy stores it."
     kind = kind_of(net)
-    new = kind.changed(net, kind.way())
+    new = kind.changed(net, kind.reading())
     for name, weight in new.named_parameters():
         dtype = _ROUNDED.get(kinds.get(name, ""))
         if dtype: weight.copy_(weight.to(dtype))
@@ -231,12 +229,13 @@ def from_folder(folder: Path, trained: Net, target: Llama) -> Stored:
     files = files_of(trained)
     try:
         config = files.config(stored_config(folder, files.types, files.what), len(target.layers))
-        check_sizes(config.decoder)
+        files.check_layers(config, folder)
     except ModelError: raise
     except Exception as error:  # many kinds, by what is damaged
         raise ModelError(f"The config.json in {folder} can't be used ({error}).") from error
     check_fit(replace(config, own_embedding=True), target)
     tensors = Checkpoint(folder, torch.float32, torch.device("cpu"))
+    if isinstance(config, BlockConfig): add_output(tensors, config, target)
     net, kinds = filled(config, trained, tensors, folder), {}
     for name, file in tensors.files.items():
         with safe_open(file, "pt") as stored: kinds[name] = stored.get_slice(name).get_dtype()
@@ -245,11 +244,13 @@ def from_folder(folder: Path, trained: Net, target: Llama) -> Stored:
     return Stored(net, ids, kinds)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17c015
+Epsilon = Annotated[FiniteFloat, Field(ge=0, le=1)]
+
 class HeadMetadata(BaseModel, strict=True):
     "What a head's GGUF file says of itself."
     heads: PositiveInt | None = Field(None, alias="eagle3.attention.head_count")
     kv_heads: PositiveInt | None = Field(None, alias="eagle3.attention.head_count_kv")
-    eps: FiniteFloat = Field(alias="eagle3.attention.layer_norm_rms_epsilon")
+    eps: Epsilon = Field(alias="eagle3.attention.layer_norm_rms_epsilon")
     theta: FiniteFloat = Field(alias="eagle3.rope.freq_base", gt=0)
     layers: list[int] = Field([], alias="eagle3.target_layers")
     norm_before_residual: bool = Field(False, alias="eagle3.norm_before_residual")
@@ -258,10 +259,11 @@ class HeadMetadata(BaseModel, strict=True):
 
 class BlockMetadata(BaseModel, strict=True):
     "What a block's GGUF file says of itself."
-    eps: FiniteFloat = Field(alias="dflash.attention.layer_norm_rms_epsilon")
+    eps: Epsilon = Field(alias="dflash.attention.layer_norm_rms_epsilon")
     theta: FiniteFloat = Field(alias="dflash.rope.freq_base", gt=0)
     layers: list[int] = Field([], alias="dflash.target_layers")
-    block_size: Annotated[int, Field(ge=2, le=256)] = Field(alias="dflash.block_size")
+    block_size: Annotated[int, Field(ge=1, le=256)] = Field(alias="dflash.block_size")
+    causal: bool = Field(False, alias="dflash.attention.causal")
     sample_from_anchor: bool = Field(False, alias="dflash.sample_from_anchor")
     mask_token_id: Annotated[int, Field(ge=0)] = Field(alias="tokenizer.ggml.mask_token_id")
     template: str | None = Field(None, alias="tokenizer.chat_template")
@@ -284,16 +286,21 @@ class Files:
     save: Callable            # as `save_head`
     config: Callable          # as `as_head_config`
     check_stored: Callable    # as that of a head
+    check_layers: Callable    # raises `ModelError` for layers that we don't compute
     architecture: str         # of a GGUF file
     export: Callable          # as `export_head`
     names: Callable           # of a net: in that file → ours
     metadata: type[HeadMetadata] | type[BlockMetadata]
 
+def check_head_layers(config: HeadConfig, folder: Path) -> None:
+    "Raise `ModelError` for layers that we don't compute."
+    check_decoder_kind(config.decoder, folder)
+
 FILES = {
     Head: Files("EAGLE-3 head", ("eagle3",), load_head, save_head, as_head_config, check_stored,
-                "eagle3", export_head, head_names, HeadMetadata),
+                check_head_layers, "eagle3", export_head, head_names, HeadMetadata),
     Block: Files("block", KINDS, load_block, save_block, as_block_config, check_stored_block,
-                 "dflash", export_block, block_names, BlockMetadata)}
+                 check_block_layers, "dflash", export_block, block_names, BlockMetadata)}
 
 def files_of(net: Net) -> Files:
     "How it is stored."
@@ -326,6 +333,15 @@ def read_metadata(reader, file: Path, files: Files): # reader: a `gguf.GGUFReade
         raise ModelError(f"What {file} says of itself can't be used ({first_mistake(error)})."
                         ) from error
 
+def check_block(said: BlockMetadata, config: BlockConfig, file: Path) -> None:
+    "Raise `ModelError` for what our blocks can't be."
+    wrong = []
+    if said.causal: wrong.append("its rows see those before them only (attention.causal)")
+    if config.most < 1: wrong.append(f"a block_size of {config.block_size} drafts nothing")
+    if config.mask_token_id >= config.decoder.vocab_size:
+        wrong.append(f"its mask token, {config.mask_token_id}, is none of the target's")
+    if wrong: raise ModelError(f"The block in {file} can't be computed: {'; '.join(wrong)}.")
+
 def from_gguf(file: Path, trained: Net, target: Llama) -> Stored:
     "A drafter in a GGUF file: a head's rows of q and k put back, its map taken as it stands."
     from gguf.quants import dequantize
@@ -355,6 +371,10 @@ def from_gguf(file: Path, trained: Net, target: Llama) -> Stored:
     config = replace(trained.config, decoder=decoder, layers=tuple(said.layers),
                      **{name: getattr(said, name) for name in same})
     check_fit(replace(config, own_embedding=True), target)
+    if isinstance(config, BlockConfig):
+        check_block(said, config, file)
+        if config.draft_vocab_size == target.vocab_size: # else by the target's own matrix
+            tensors.setdefault("lm_head.weight", output_rows(target, ids))
     return Stored(filled(config, trained, tensors, file), ids, kinds, said.template)
 
 def trained_net(folder: Path, target: Llama) -> tuple[Net, bool]: # from a checkpoint?
@@ -424,6 +444,8 @@ HINTS = (
     ("fused", "The features are right and fc isn't: its weights, their order, or a norm before."),
     ("feature", "Compare which of the target's states are read, of which place, and before or "
                 "after a norm."),
+    ("mask token", "Compare mask_token_id."),
+    ("draft token", "Compare d2t, and which row, and with which bias, says it."),
     ("token", "The drafter reads another token than the text has."),
     ("bias", "Look at the Markov head, and at which token it is told."),
     ("input", "Compare the two norms before attention, the embedding, and the state handed on."),
@@ -447,14 +469,17 @@ def first_weight(trained: Net, other: Net) -> str: # empty: they are the same
                  if name not in ("d2t", "t2d")
                  and (name not in theirs or not torch.equal(tensor, theirs[name]))), "")
 
-def advice_for(suspects: Sequence[Suspect], net: Net) -> tuple[str, ...]:
+def advice_for(suspects: Sequence[Fault], net: Net) -> tuple[str, ...]:
     "What mends them."
     said = {f.name: getattr(net.config, f.name) for f in fields(net.config)}
-    return tuple(suspect.cure.format(**said | {"layers": list(net.config.layers)})
-                 for suspect in suspects)
+    return tuple(fault.cure.format(**said | {"layers": list(net.config.layers)})
+                 for fault in suspects)
+
+SHORT = ("Its tensors are right, and it drafts fewer tokens than training's rows: look at where its "
+         "context ends (max_position_embeddings).")
 
 def checked(name: str, trained: Net, other: Net, target: Llama, texts: Sequence[Text], K: int,
-            kinds: dict[str, str] | None = None) -> Station: # see `Stored`
+            most: int, kinds: dict[str, str] | None = None) -> Station: # see `Stored`
     "A station whose tensors can be seen; what a copy rounds is no fault."
     if kinds: trained = rounded(trained, kinds)
     first = first_difference(trained, target, texts, K)
@@ -464,10 +489,15 @@ def checked(name: str, trained: Net, other: Net, target: Llama, texts: Sequence[
     suspects = name_suspects(trained, target, texts, K, first)
     advice = advice_for(suspects, trained)
     if first and not suspects: advice = (hint(first),)
+    end, last = frozenset(target.eos_ids), draft_end(trained)
+    seen = [[each.round for each in text.seen] for text in texts]
+    said = [rounds_of_rows(rows_of(trained, target, text, K), text, K, most, end, last)
+            for text in texts]
+    if first is None and alike(seen, said) < 1: advice = (SHORT,)
     return station_of(
-        name, [seen.round for text in texts for seen in text.seen], departs=first is not None,
-        first=first, weight=weight if first else "", advice=advice,
-        suspects=tuple(suspect.name for suspect in suspects))
+        name, [made for rounds in seen for made in rounds], departs=bool(advice), first=first,
+        weight=weight if first else "", advice=advice,
+        suspects=tuple(fault.name for fault in suspects))
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a019
 def raw_ids(target: Llama, prompt: Prompt) -> list[int]:
@@ -595,15 +625,15 @@ KEPT = 0.9 # share of training's tokens a round that must be left after rounding
 
 def fast_of(drafter) -> FastNet: # a `HeadDrafter` or `BlockDrafter`, or a wrapper
     "The net inside a drafter."
-    while isinstance(drafter, WrapperDrafter): drafter = drafter.drafter
-    return drafter.block if isinstance(drafter, BlockDrafter) else drafter.head
+    while parts := inside(drafter): [drafter] = parts
+    return drafter.block if hasattr(drafter, "block") else drafter.head
 
 def as_loaded(folder: Path, target: Llama, rows: Sequence[list[Step]], texts: Sequence[Text],
               K: int, most: int) -> Station:
     "The net as `load_drafter` gives it: with weights rounded to four bits, by its rounds."
     fast, end = fast_of(load_drafter(folder, target)), frozenset(target.eos_ids)
     seen = [[each.round for each in along(target, fast, text, K, most).seen] for text in texts]
-    said = [rounds_of_rows(steps, text, K, most, end) for steps, text in zip(rows, texts)]
+    said = [rounds_of_rows(steps, text, K, most, end, draft_end(fast)) for steps, text in zip(rows, texts)]
     before, found = (station_of(
         "5 folder by load_drafter, in four bits", [r for rounds in each for r in rounds],
         note=f"along these texts, {alike(seen, said):.0%} of its rounds are those of training's "
@@ -627,7 +657,7 @@ def engine_prompts(engine: LlamaCpp, prompts: Sequence[Prompt]) -> list[list[int
 
 def in_llamacpp(name: str, trained: Net, target: Llama, file: Path, prompts: Sequence[Prompt],
                 texts: Sequence[Text], K: int, home: Path) -> Station:
-    """The file in the real engine. Its tensors can't be seen, so a suspect is named whose rounds
+    """The file in the real engine. Its tensors can't be seen, so a fault is named whose rounds
     along the engine's texts are the engine's own."""
     model = export_gguf(str(target.name), home / "target.gguf", "bfloat16")
     longest = max(len(text.ids) for text in texts) + 64
@@ -642,20 +672,22 @@ def in_llamacpp(name: str, trained: Net, target: Llama, file: Path, prompts: Seq
     finally: engine.close()
     said = [Text(ids, answer) for ids, (answer, _) in zip(theirs, answers)]
     seen = [rounds for _, rounds in answers]
-    def expected(way=None) -> list[list[Round]]:
-        return [rounds_of_rows(rows_of(trained, target, text, K, way), text, K, n, frozenset())
+    def expected(reading=None) -> list[list[Round]]:
+        return [rounds_of_rows(rows_of(trained, target, text, K, reading), text, K, n, frozenset(),
+                               draft_end(trained))
                 for text, n in zip(said, most)]
 
     share = alike(seen, expected())
     note = f"along its own texts, {share:.0%} of its rounds are those of training's rows"
     made = [r for rounds in seen for r in rounds]
     if share >= ALIKE: return station_of(name, made, note=note)
-    shares = {suspect: alike(seen, expected(suspect.way)) for suspect in possible(trained, target)}
-    fitting = [suspect for suspect, share in shares.items() if share >= ALIKE]
+    shares = {fault: alike(seen, expected(fault.reading))
+              for fault in usual_faults(trained, target)}
+    fitting = [fault for fault, share in shares.items() if share >= ALIKE]
     if len(fitting) == 1: # else rounds alone don't tell: of several, none is named
         return station_of(name, made, departs=True, note=note, suspects=(fitting[0].name,),
                           advice=advice_for(fitting, trained))
-    known = " or ".join(suspect.name for suspect in fitting)
+    known = " or ".join(fault.name for fault in fitting)
     words = f"Its rounds are those of: {known}" if known else "No usual fault makes these rounds"
     return station_of(name, made, departs=True, note=note,
                       advice=(f"{words}. Its tensors, which would tell, can't be seen.",))
@@ -682,14 +714,15 @@ def last_logged(folder: Path) -> tuple[float, ...]: # (): there is no log
 
 def signatures_of(net: Net, target: Llama, prompts: Sequence[Prompt], texts: Sequence[Text],
                   K: int, most: int) -> dict[str, tuple[float, ...]]:
-    "What each suspect would do to α by position on this net, where rounds begin."
+    "What each fault would do to α by position on this net, where rounds begin."
     end = frozenset(target.eos_ids)
-    def alphas(way, some: Sequence[Text]) -> tuple[float, ...]:
+    def alphas(reading, some: Sequence[Text]) -> tuple[float, ...]:
         rounds = [r for text in some for r in rounds_of_rows(
-            rows_of(net, target, text, K, way), text, K, most, end)]
+            rows_of(net, target, text, K, reading), text, K, most, end,
+            draft_end(net))]
         return tuple(alpha_by_position(rounds)[0].tolist())
 
-    found = {suspect.name: alphas(suspect.way, texts) for suspect in possible(net, target)}
+    found = {fault.name: alphas(fault.reading, texts) for fault in usual_faults(net, target)}
     raw = [raw_ids(target, prompt) for prompt in prompts]
     if raw != [text.prompt for text in texts]:
         fast = fast_net(net, target)
@@ -717,8 +750,10 @@ def copied(name: str, stored: Stored, trained: Net, target: Llama, texts: Sequen
            most: int) -> Station:
     "The station of a copy that was read back."
     fast = stored.fast(target)
-    return checked(name, trained, stored.net, target,
-                   [along(target, fast, text, K, most) for text in texts], K, stored.kinds)
+    try: return checked(name, trained, stored.net, target,
+                        [along(target, fast, text, K, most) for text in texts], K, most,
+                        stored.kinds)
+    except NumericalError as error: return Station(name, left_out=str(error), departs=True)
 
 def gguf_stations(folder: Path, there: Path | None, trained: Net, target: Llama,
                   prompts: Sequence[Prompt], texts: Sequence[Text], K: int, most: int, home: Path,
@@ -768,7 +803,7 @@ def follow_drafter(
     served: str | Path | None = None, # what a server loads: a folder, or a .gguf; None: made anew
     K: int = 5,                   # draft tokens a round
     max_new_tokens: int = 64,     # of each answer
-    signatures: bool = False,     # also what each suspect would do to α
+    signatures: bool = False,     # also what each fault would do to α
 ) -> Followed:
     """Follow a head or a block from training to serving: teacher-forced rows, our decoder, the
     GGUF file read back and in llama.cpp, the speculators folder reloaded. Each station is compared
@@ -788,13 +823,14 @@ def follow_drafter(
     ours, room = load_net(folder, model), model.context_length
     texts = [decoded(model, fast_net(ours, model), encode(model.tokenizer, prompt, room), K, most)
              for prompt in prompts]
-    rows = [rows_of(trained, model, text, K) for text in texts]
+    rows = [[{"draft token": step["draft token"]} for step in rows_of(trained, model, text, K)]
+            for text in texts]
     end = frozenset(model.eos_ids)
     stations = [
         station_of(f"1 training's rows, {'checkpoint' if kept else 'folder'}, where rounds begin",
                    [r for text, steps in zip(texts, rows)
-                    for r in rounds_of_rows(steps, text, K, most, end)]),
-        checked("2 our decoder", trained, ours, model, texts, K)]
+                    for r in rounds_of_rows(steps, text, K, most, end, draft_end(ours))]),
+        checked("2 our decoder", trained, ours, model, texts, K, most)]
     with tempfile.TemporaryDirectory() as home:
         here = Path(home)
         stations += gguf_stations(folder, there, trained, model, prompts, texts, K, most, here)

@@ -28,7 +28,7 @@ from specdec.models.loading import load
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom, likeliest
 from specdec.train import stations
-from specdec.train.rows import BLOCK_SUSPECTS, HEAD_SUSPECTS, TEMPLATE, Way, fast_net, head_rows, later, rows_of
+from specdec.train.rows import BLOCK_FAULTS, HEAD_FAULTS, TEMPLATE, HeadReading, fast_net, head_rows, later, rows_of
 from specdec.train.stations import follow_drafter
 
 WORDS, NEW, K = 300, 24, 3
@@ -166,7 +166,7 @@ def test_a_copy_that_is_rounded_is_not_accused(kind, folder, target, trained, tm
     other = stations.rounded(trained, {"fc.weight": "BF16"})
     ours = FastHead(other, target.embed)
     text = stations.decoded(target, ours, encode(target.tokenizer, PROMPTS[0]), K, NEW)
-    found = stations.checked("x", trained, other, target, [text], K, kinds)
+    found = stations.checked("x", trained, other, target, [text], K, NEW, kinds)
     assert found.departs and found.weight == "fc.weight (stored as Q4_0)"
 
 
@@ -429,7 +429,7 @@ def test_states_that_stay_in_the_cache_are_no_usual_fault(folder, target, no_eng
 
 def test_each_suspect_is_planted_somewhere():
     planted = {*IN_FOLDER, *IN_DECODER, "rows of q and k not in GGUF's order"}
-    assert planted == {suspect.name for suspect in HEAD_SUSPECTS}
+    assert planted == {fault.name for fault in HEAD_FAULTS}
 
 
 # A block, whose rows come out of one forward
@@ -605,7 +605,7 @@ BLOCK_IN_DECODER = {
 @pytest.mark.parametrize("name", BLOCK_IN_DECODER)
 def test_a_fault_in_a_blocks_decoder_is_named(name, block_folder, block, target, no_engine, monkeypatch):
     planted, tensor = BLOCK_IN_DECODER[name]
-    if "Markov" in name and not block.config.markov_rank: return
+    if "Markov" in name and not block.config.markov_rank: pytest.skip("it has no Markov head")
     if isinstance(planted, type): monkeypatch.setattr(BlockDrafter, "State", planted)
     else:
         for part, fault in planted.items(): monkeypatch.setattr(FastBlock, part, fault)
@@ -615,27 +615,110 @@ def test_a_fault_in_a_blocks_decoder_is_named(name, block_folder, block, target,
     assert found.stations[1].first.tensor == tensor and not found.stations[0].departs
 
 
-def test_rejected_states_that_stay_in_a_blocks_cache_are_no_usual_fault(block_folder, target, no_engine, monkeypatch):
-    "What stands in a place of the context isn't the target's."
+def test_states_that_stay_in_a_blocks_cache_are_no_usual_fault(block_folder, target, no_engine, monkeypatch):
+    "A decoder that keeps the block's own keys and values of accepted tokens in place of the target's."
     class Keeps(BlockState):
-        def read_on(self, count):
-            super().read_on(count)
-            if count > 1 and self.cache.length > 60: self.cache.values[0][:, :, self.cache.length - 2] += 1
+        def commit(self, tokens, features):
+            if self.cache.length: # what was drafted still stands behind
+                self.cache.length += len(tokens) - 1
+                features = features[-1:]
+            super().commit(tokens, features)
     monkeypatch.setattr(BlockDrafter, "State", Keeps)
     found = follow(block_folder, target).stations[1]
     assert found.departs and found.suspects == () and found.first.tensor == "layer 0, attention"
-    assert "stay in the cache" in found.advice[0]
+    assert found.first.round > 1 and "stay in the cache" in found.advice[0]
 
 
 def test_each_suspect_of_a_block_is_planted_somewhere():
-    assert {*BLOCK_IN_FOLDER, *BLOCK_IN_DECODER} == {suspect.name for suspect in BLOCK_SUSPECTS}
+    assert {*BLOCK_IN_FOLDER, *BLOCK_IN_DECODER} == {fault.name for fault in BLOCK_FAULTS}
+
+
+BLOCK_IN_FILE = {  # bytes of a block's file → the fault, and the first tensor that differs
+    "another mask token": (lambda d: overwritten(d, "tokenizer.ggml.mask_token_id", value=b"\0\0\0\0"), "mask token"),
+    "features one layer late": (lambda d: overwritten(d, "dflash.target_layers", value=b"\2\0\0\0\4\0\0\0\5\0\0\0",
+                                                      at=12), "features"),
+}
+
+
+@pytest.mark.parametrize("name", [*BLOCK_IN_FILE, "rows off by one"])
+def test_a_fault_in_a_blocks_file_is_named(name, block_folder, block, target, tmp_path, no_engine):
+    flip = bytes([not block.config.sample_from_anchor])
+    change, tensor = BLOCK_IN_FILE.get(
+        name, (lambda d: overwritten(d, "dflash.sample_from_anchor", value=flip), "positions"))
+    file = export_block(block_folder, target, tmp_path / "block.gguf", "float32")
+    file.write_bytes(change(file.read_bytes()))
+    found = follow(block_folder, target, served=file)
+    assert departing(found) == (["3 block.gguf"], [[name]]) and found.stations[2].first.tensor == tensor
+
+
+def test_a_blocks_kind_is_told_to_the_engine(block):
+    assert stations.engine_mode(block) == ("dspark" if block.config.markov_rank else "dflash")
+
+
+def test_what_a_block_can_not_be_wrong_about_is_not_suspected(block, target):
+    names = {fault.name for fault in stations.usual_faults(block, target)}
+    assert ("Markov bias left out" in names) == (block.config.markov_rank > 0)
+    whole = init_block(target, torch.arange(WORDS), layers=(0, 3, 6), mask_token_id=0, block_size=1)
+    names = {fault.name for fault in stations.usual_faults(whole, target)}
+    assert names == {"features one place late", "anchor one place late", "block one position too far",
+                     "block one position short", "context not normed", "rows of q and k in GGUF's order"}
+
+
+def save_other(block, target, out, **change):
+    "The folder of a block with the same vocabulary, of another shape."
+    options = dict(layers=(1, 3, 4), mask_token_id=2, block_size=4) | change
+    save_block(init_block(target, options.pop("tokens", block.draft_tokens), **options), out, target)
+    return out
+
+
+@pytest.mark.parametrize("change", [
+    dict(block_size=1), dict(block_size=3, sample_from_anchor=False), dict(num_layers=2, markov_rank=4),
+    dict(tokens=torch.arange(WORDS))], ids=["one row", "fewer rows than asked for", "two layers", "whole vocabulary"])
+def test_blocks_of_all_shapes_are_followed(change, block, target, tmp_path, no_engine):
+    "Also along prompts of one token, and with what each fault would do."
+    out = save_other(block, target, tmp_path / "block", **change)
+    found = follow_drafter(out, target, [*PROMPTS, "a"], K=K, max_new_tokens=NEW, signatures=True)
+    assert found.intact and len(found.trained) == min(K, load_block(out, target).config.most)
+
+
+def test_a_whole_vocabulary_may_speak_by_the_targets_matrix(block, target, tmp_path, no_engine):
+    out = save_other(block, target, tmp_path / "block", tokens=torch.arange(WORDS))
+    tensors = load_file(out / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, out / "model.safetensors")
+    assert follow(out, target, served=shutil.copytree(out, tmp_path / "served")).intact
+
+
+@pytest.mark.parametrize("change, words", [
+    (lambda c, t: c["transformer_layer_config"].update(layer_types=["sliding_attention"], sliding_window=4,
+                                                       use_sliding_window=True), "sliding window"),
+    (lambda c, t: c["transformer_layer_config"].update(hidden_act="gelu"), "don't compute"),
+    (lambda c, t: c["transformer_layer_config"].update(max_position_embeddings=5), "context ends"),
+    (lambda c, t: t["norm.weight"].fill_(float("nan")), "NaN or infinities"),
+    (lambda c, t: c.update(mask_token_id=10**6), "mask_token_id"),
+], ids=["window", "activation", "context", "NaN", "mask"])
+def test_a_blocks_copy_that_can_not_be_right_says_why(change, words, block_folder, target, tmp_path, no_engine):
+    found = follow(block_folder, target, served=planted(block_folder, tmp_path / "served", change))
+    assert departing(found) == (["4 served"], [[]]) and words in str(found)
+
+
+def test_rounds_end_with_the_drafters_context(block, target, tmp_path, no_engine):
+    "Training's rows know where it ends, too."
+    out = planted(save_other(block, target, tmp_path / "block"), tmp_path / "short",
+                  lambda c, t: c["transformer_layer_config"].update(max_position_embeddings=20))
+    found = follow(out, target)
+    assert found.intact and found.stations[0].tried == found.stations[1].tried
 
 
 def test_a_blocks_file_that_is_damaged_says_why(block_folder, block, target, tmp_path):
     file = export_block(block_folder, target, tmp_path / "block.gguf", "float32")
     data = file.read_bytes()
+    eps = "dflash.attention.layer_norm_rms_epsilon"
     for change, words in ((lambda d: overwritten(d, "dflash.block_size", value=b"\xff\xff"), "block_size"),
                           (lambda d: overwritten(d, "dflash.rope.freq_base", value=b"\0\0\xc0\x7f"), "freq_base"),
+                          (lambda d: overwritten(d, "dflash.attention.causal", value=b"\1"), "attention.causal"),
+                          (lambda d: overwritten(d, "tokenizer.ggml.mask_token_id", value=b"\0\0\1\0"), "mask token"),
+                          (lambda d: overwritten(d, eps, value=b"\xff\xff\x7f\xff"), "epsilon"),
                           (lambda d: d[:len(d) // 3], "can't be read")):
         file.write_bytes(change(data))
         [found] = stations.gguf_stations(block_folder, file, load_block(block_folder, target), target, PROMPTS, [], K,
@@ -672,12 +755,12 @@ class Engine:
 @pytest.fixture
 def engine(target, trained, monkeypatch):
     "A function that puts a double in the place of llama.cpp, for a way to read the head."
-    def place(way=Way(), shown=None):
+    def place(reading=HeadReading(), shown=None):
         Engine.tokenizer = target.tokenizer
         def rounds(_, ids, n):
             text = stations.Text(ids, greedy(target, ids)[len(ids):][:n])
-            rows = head_rows(trained, target, text, K, way)
-            return text.answer, stations.rounds_of_rows(rows, text, K, n, frozenset())
+            rows = head_rows(trained, target, text, K, reading)
+            return text.answer, stations.rounds_of_rows(rows, text, K, n, frozenset(), 999)
         monkeypatch.setattr(stations, "llamacpp_missing", lambda: None)
         monkeypatch.setattr(stations, "LlamaCpp", Engine)
         monkeypatch.setattr(stations, "export_gguf", lambda *_: None)
@@ -694,10 +777,10 @@ def test_an_engine_that_drafts_as_training_says_is_not_accused(folder, target, e
 
 
 def test_an_engine_that_drafts_otherwise_is_accused_by_its_rounds(folder, target, engine):
-    engine(Way(features=-1))
+    engine(HeadReading(features=-1))
     found = follow(folder, target)
     assert departing(found) == (["3 exported GGUF"], [["features one place late"]])
-    engine(Way(features=-1, tokens=-1))  # two at once: where nothing is accepted, rounds alone don't tell
+    engine(HeadReading(features=-1, tokens=-1))  # two at once: where nothing is accepted, rounds alone don't tell
     found = follow(folder, target)
     assert departing(found) == (["3 exported GGUF"], [[]])
     assert "Its rounds are those of: " in str(found) and "d2t left out or d2t: ids" in str(found)
@@ -731,7 +814,7 @@ def test_rounds_are_counted_from_a_stream(monkeypatch):
 def test_signatures_are_what_a_planted_fault_gives(folder, target, tmp_path, no_engine):
     served = planted(folder, tmp_path / "served", layers(1))
     found = follow(folder, target, served=served, signatures=True)
-    assert set(found.signatures) == {*(suspect.name for suspect in HEAD_SUSPECTS), TEMPLATE.name}
+    assert set(found.signatures) == {*(fault.name for fault in HEAD_FAULTS), TEMPLATE.name}
     assert found.signatures["features one layer late"] == found.stations[-2].alpha
     assert "If it were served so:" in str(found)
 
@@ -890,6 +973,6 @@ def test_the_shipped_head_in_the_real_engine():
     assert found.intact and engine.alpha and int(engine.note.split("%")[0].split()[-1]) >= 90
     trained, _ = stations.trained_net(shipped("smollm2-head"), real)
     text = stations.decoded(real, FastHead(trained, real.embed), [1, 2, 3, 4], 5, 48)
-    rounds = [[stations.rounds_of_rows(head_rows(trained, real, text, 5, way), text, 5, 48, frozenset())]
-              for way in (Way(), Way(layers=1))]
+    rounds = [[stations.rounds_of_rows(head_rows(trained, real, text, 5, reading), text, 5, 48, frozenset(), 9999)]
+              for reading in (HeadReading(), HeadReading(layers=1))]
     assert stations.alike(rounds[0], rounds[1]) < stations.ALIKE
