@@ -16,13 +16,13 @@ NOTEBOOKS ?= $(sort $(wildcard nbs/*.ipynb nbs/*/*.ipynb))
 demo: setup model           ## answer a prompt by plain and by speculative decoding, side by side
 	$(BIN)/specdec compare --dtype float32 "Write a Python class Stack with the methods push, pop and peek, and show how to use it."
 
-test: setup                 ## the package: lint, types, and every distribution, model and command; half an hour on two cores
+test: setup                 ## what decodes: lint, types, and every distribution, rule and drafter; a quarter of an hour on two cores
 	$(MAKE) --no-print-directory --jobs 2 check-code test-package
 
 test-package: model         # what stands in tests/ itself, not in its folders
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 tests/test_*.py
 
-pages: setup                ## what stands round it: notebooks, site, browsers, training, benchmarks, the wheel; after `make test`
+pages: setup                ## what stands round it: commands, processors, training, benchmarks, notebooks, site, browsers, the wheel; after `make test`
 	$(MAKE) --no-print-directory --jobs 3 pages-waiting pages-working
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) tests/pages/alone
 
@@ -33,7 +33,7 @@ pages-waiting: model
 
 pages-working: check-site check-texts pages-unnumbered
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 \
-	  tests/bench tests/train tests/pages --ignore tests/pages/waiting --ignore tests/pages/alone
+	  tests/app tests/machines tests/bench tests/train tests/pages --ignore tests/pages/waiting --ignore tests/pages/alone
 
 pages-unnumbered: model     # the notebooks without a number; those with one are run with their solutions, by pytest
 	$(TESTING) $(BIN)/nbdev_test --n_workers 1 --timing --skip_file_re '^[0-9_.]'

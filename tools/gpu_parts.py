@@ -335,7 +335,7 @@ def law(machine: Machine) -> dict:
 
 def cuda_tests(machine: Machine) -> dict:
     "The tests marked cuda, in a process of their own; without a GPU they are collected and skipped."
-    tests = [str(file) for file in sorted((ROOT / "tests").glob("test_*.py"))
+    tests = [str(file) for file in sorted((ROOT / "tests").glob("**/test_*.py"))
              if "mark.cuda" in file.read_text(encoding="utf-8")]
     limit = max(60.0, machine.until - time.time())
     done = subprocess.run(

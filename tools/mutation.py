@@ -305,12 +305,17 @@ def _in_child(folder: Path, files: list[str], plugin: Plugin):
         os._exit(int(code))
 
 
+def test_file(name: str) -> Path:
+    "Where a file of tests lies: in tests/ itself, or in one of its folders."
+    return next((ROOT / "tests").glob(f"**/test_{name}.py"))
+
+
 def survey(module: str) -> list[Test]:
     "The fast tests of a module, in the order in which a mutant meets them: the very fast ones first, each by file."
     found = []
     for file in TESTS[module]:
-        status, report = in_a_fork(module, source(module), [str(ROOT / "tests" / f"test_{file}.py")], None)
-        if status: sys.exit(f"tests/test_{file}.py fails without any mutant: {report}")
+        status, report = in_a_fork(module, source(module), [str(test_file(file))], None)
+        if status: sys.exit(f"{test_file(file)} fails without any mutant: {report}")
         rows = [Test(**row) for row in report]
         found += sorted((test for test in rows if test.seconds <= SLOWEST), key=lambda test: test.seconds)
     return sorted(found, key=lambda test: test.seconds > VERY_FAST)

@@ -58,9 +58,9 @@ def run_set_up(command: str) -> None:
 
 
 def run_prove(command: str) -> None:
-    "It takes a while, and tests/test_cli.py runs all of it: once is enough."
+    "It takes a while, and tests/app/test_cli.py runs all of it: once is enough."
     assert (
-        'run("prove", "--json")' in (ROOT / "tests" / "test_cli.py").read_text(encoding="utf-8")
+        'run("prove", "--json")' in (ROOT / "tests" / "app" / "test_cli.py").read_text(encoding="utf-8")
         and "--json" in specdec("prove", "--help").stdout
     )
 

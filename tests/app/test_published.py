@@ -313,7 +313,7 @@ def test_the_command_for_vllm_can_be_parsed():
     assert json.loads(command[4]) == dict(model="my head", num_speculative_tokens=3, method="eagle3")
 
 # the real library
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(os.environ.get("SPECULATORS_ENV", ROOT / "build" / "speculators"))
 
 

@@ -70,7 +70,7 @@ print("said", json.dumps(said))
 
 def told(env: dict, folder: Path, dtypes: list[str]) -> tuple[dict, set[str]]:
     "What the child says on such a processor, and by which implementations oneDNN multiplied."
-    run = subprocess.run([sys.executable, "-c", CHILD, str(folder), *dtypes], cwd=Path(__file__).parent, text=True,
+    run = subprocess.run([sys.executable, "-c", CHILD, str(folder), *dtypes], cwd=Path(__file__).parents[1], text=True,
                          capture_output=True, env=os.environ | env | {"ONEDNN_VERBOSE": "1"}, timeout=600)
     assert run.returncode == 0, run.stderr[-2000:]
     lines = run.stdout.splitlines()

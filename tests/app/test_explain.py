@@ -189,7 +189,7 @@ def test_older_llama_log_has_no_positions_and_says_at_least():
 
 def test_what_xllamacpp_wrote_here():
     "Release 2026.10.11549: ngram-simple and ngram-mod, a server each, two requests; statistics are of all so far."
-    log = (Path(__file__).parent / "data" / "llamacpp.log").read_text()
+    log = (Path(__file__).parents[1] / "data" / "llamacpp.log").read_text()
     simple, mod = log[:log.index("0.03.804.821")], log[log.index("0.03.804.821"):]
     found = one(simple)
     assert (found.parts, found.rounds, found.drafted, found.accepted) == (2, 6, 116, 73)

@@ -153,7 +153,7 @@ def untaken(line: str) -> list[str]:
 
 def test_commands_in_prose_are_there():
     "In every notebook's text, and in what a contributor reads."
-    root, found = Path(__file__).parents[1], {}
+    root, found = Path(__file__).parents[2], {}
     for path in [*(root / "nbs").rglob("*.ipynb"), root / "README.md", root / "CONTRIBUTING.md"]:
         text = path.read_text(encoding="utf-8")
         if path.suffix == ".ipynb":
@@ -164,7 +164,7 @@ def test_commands_in_prose_are_there():
     assert untaken("specdec bench run --target smollm2") == ["--target"] and untaken("specdec bnch run") == ["bnch"]
 
 
-STORED = Path(__file__).parents[1] / "nbs" / "data"
+STORED = Path(__file__).parents[2] / "nbs" / "data"
 
 
 @pytest.mark.parametrize("name", ["peers", "drafters", "drafters_float32"])
@@ -259,7 +259,7 @@ def test_the_script_is_the_same_program():
 
     from specdec import __main__
     config = ConfigParser(delimiters=("=",), interpolation=None)
-    config.read(Path(__file__).parents[1] / "settings.ini")
+    config.read(Path(__file__).parents[2] / "settings.ini")
     name, _, place = config["DEFAULT"]["console_scripts"].partition("=")
     assert (name, EntryPoint(name, place, "console_scripts").load()) == ("specdec", __main__.main)
 

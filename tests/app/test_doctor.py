@@ -157,7 +157,7 @@ def test_any_subject_is_shown_or_called_damaged(monkeypatch, tmp_path, about):
 
 def test_every_key_is_explained_and_every_explained_key_is_there(quick):
     "The table stands in the notebook."
-    page = json.loads((Path(__file__).parents[1] / "nbs" / "use" / "10_doctor.ipynb").read_text(encoding="utf-8"))
+    page = json.loads((Path(__file__).parents[2] / "nbs" / "use" / "10_doctor.ipynb").read_text(encoding="utf-8"))
     cells = ("".join(cell["source"]) for cell in page["cells"])
     keys = ast.literal_eval(next(cell for cell in cells if cell.startswith("KEYS = {")).removeprefix("KEYS = "))
     def keys_of(value, path=""):
