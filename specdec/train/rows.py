@@ -458,7 +458,7 @@ class Kind:
     fast: type                   # made of a net and an embedding, for drafting
     watched: Callable            # a fast net, steps → the same, watched
     drafter: Callable            # a fast net, target → a `Drafter`
-    behind: int                  # it still drafts so many tokens where a text has filled its context
+    behind: int                  # tokens that it drafts where a text has filled its context
 
 NETS: dict[type, Kind] = {
     Head: Kind(HeadReading, HEAD_FAULTS, changed_head, head_rows, FastHead, watched_head,

@@ -48,8 +48,8 @@ from specdec.options import Prompt
 from specdec.result import Round
 from specdec.sampling import SamplingParams, SeededRandom
 from specdec.train.data import own_decoder
-from specdec.train.rows import (TEMPLATE, Fault, FastNet, Net, Step, Text, both, draft_end, fast_net,
-                                kind_of, rows_of, seen_round, unpaired, usual_faults,
+from specdec.train.rows import (TEMPLATE, Fault, FastNet, Net, Step, Text, both, draft_end,
+                                fast_net, kind_of, rows_of, seen_round, unpaired, usual_faults,
                                 watched_drafter)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a011
@@ -475,8 +475,8 @@ def advice_for(suspects: Sequence[Fault], net: Net) -> tuple[str, ...]:
     return tuple(fault.cure.format(**said | {"layers": list(net.config.layers)})
                  for fault in suspects)
 
-SHORT = ("Its tensors are right, and it drafts fewer tokens than training's rows: look at where its "
-         "context ends (max_position_embeddings).")
+SHORT = ("Its tensors are right, and it drafts fewer tokens than training's rows: look at where "
+         "its context ends (max_position_embeddings).")
 
 def checked(name: str, trained: Net, other: Net, target: Llama, texts: Sequence[Text], K: int,
             most: int, kinds: dict[str, str] | None = None) -> Station: # see `Stored`
@@ -633,7 +633,8 @@ def as_loaded(folder: Path, target: Llama, rows: Sequence[list[Step]], texts: Se
     "The net as `load_drafter` gives it: with weights rounded to four bits, by its rounds."
     fast, end = fast_of(load_drafter(folder, target)), frozenset(target.eos_ids)
     seen = [[each.round for each in along(target, fast, text, K, most).seen] for text in texts]
-    said = [rounds_of_rows(steps, text, K, most, end, draft_end(fast)) for steps, text in zip(rows, texts)]
+    said = [rounds_of_rows(steps, text, K, most, end, draft_end(fast))
+            for steps, text in zip(rows, texts)]
     before, found = (station_of(
         "5 folder by load_drafter, in four bits", [r for rounds in each for r in rounds],
         note=f"along these texts, {alike(seen, said):.0%} of its rounds are those of training's "
