@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import specdec.drafters
 from helpers import Failing, greedy, ids_of, tiny
+from specdec.device.ops import DeviceSequence, NothingOnDevice
 from specdec.drafters.base import (
     Draft,
     DrafterBase,
@@ -348,6 +349,8 @@ def test_a_tree_needs_a_drafter_that_says_how_large_it_is_and_tokens_that_are_ce
     tree, chain, q = [-1, -1, 0], [-1, 0, 1], torch.eye(8)[:3]
     assert proposed(Draft([1, 2, 3], None, tree), branches=True).parents == tree
     assert proposed(Draft([1, 2, 3], q, chain), branches=False).tokens == [1, 2, 3]
+    for no_tree in ([-1, 0], [-1, 0, 1, 2], [-1, 1, 0], [-2, 0, 1]):  # too few, too many, before its parent, nowhere
+        with pytest.raises(ModelError, match="expected 3 numbers"): proposed(Draft([1, 2, 3], None, no_tree), True)
     with pytest.raises(ModelError, match=r"no `max_nodes\(K\)`"): proposed(Draft([1, 2, 3], None, tree), False)
     with pytest.raises(ModelError, match="drawn from q"): proposed(Draft([1, 2, 3], q, tree), branches=True)
 
@@ -367,3 +370,9 @@ def test_a_child_in_a_chain_is_the_next_token():
 def test_half_a_state_is_none(has):
     half = type("Half", (), {has: lambda self, *given: None})()
     with pytest.raises(ModelError, match="expected the state of a sequence"): check_state(half, NoDrafter())
+
+
+def test_nothing_has_a_form_on_the_device():
+    form, sequence = NoDrafter().on_device(None, 3, 9), DeviceSequence(torch.arange(9), torch.tensor([4]))
+    draft = form.propose(sequence, 3, SamplingParams(), None)
+    assert isinstance(form, NothingOnDevice) and len(draft.tokens) == 3 and draft.count.tolist() == [0]

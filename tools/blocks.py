@@ -1,11 +1,13 @@
 """What a block is worth beside the shipped head, kept in nbs/data/blocks.json:
 
     python tools/blocks.py alpha --data SAMPLES NAME=FOLDER …
+    python tools/blocks.py kinds NAME=FOLDER …
     python tools/blocks.py draft --dtype float32 NAME=FOLDER …
     python tools/blocks.py speed --dtype float32 NAME=FOLDER …
 
 `alpha`: of each block, and of the head, α by draft position on the rows that `specdec distill` holds out of SAMPLES (a
-folder of shards), with 95 % intervals. `draft`: what a draft of five costs, in plain steps. `speed`: the package's
+folder of shards), with 95 % intervals. `kinds`: the last line of each run's own log, to compare kinds of blocks after
+as many tokens. `draft`: what a draft of five costs, in plain steps. `speed`: the package's
 fifteen prompts at temperatures 0 and 1, plain decoding, the head and the blocks in turn, each with several K: the
 median of their times by plain decoding's, and tokens a round. Plain is the faster of the target's two layouts. Each
 replaces its own part of the file and leaves the others.
@@ -63,6 +65,15 @@ def alpha(data: Path, folders: dict[str, Path]) -> None:
             content["weights"] = sum(p.numel() for p in trained.parameters())
         print(name, json.dumps(content), flush=True)
         store("alpha", name, content)
+
+
+def kinds(folders: dict[str, Path]) -> None:
+    "What training logged last: α by position, after so many tokens."
+    for name, folder in folders.items():
+        last = json.loads((folder / "training" / "log.jsonl").read_text().splitlines()[-1])
+        config = json.loads((folder / "training" / "config.json").read_text())
+        store("kinds", name, {what: last[what] for what in ("tokens", "alpha", "tau")} | {
+            what: config[what] for what in ("layers", "markov", "block", "evaluate_rows")})
 
 
 def seconds(result) -> float: return result.total_time - result.time_to_first_token
@@ -155,12 +166,13 @@ def speed(dtype: str, folders: dict[str, Path]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(required=True, dest="what")
-    one, two, three = (commands.add_parser(name) for name in ("alpha", "speed", "draft"))
+    one, two, three, four = (commands.add_parser(name) for name in ("alpha", "speed", "draft", "kinds"))
     one.add_argument("--data", type=Path, required=True)
     for each in (two, three): each.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "int4"])
-    for each in (one, two, three): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
+    for each in (one, two, three, four): each.add_argument("folders", nargs="*", metavar="NAME=FOLDER")
     given = parser.parse_args()
     named = {name: Path(folder) for name, folder in (each.split("=", 1) for each in given.folders)}
     if given.what == "alpha": alpha(given.data, named)
+    elif given.what == "kinds": kinds(named)
     elif given.what == "draft": draft(given.dtype, named)
     else: speed(given.dtype, named)
