@@ -58,7 +58,7 @@ class Text:
         return self.kept[layers]
 
 def seen_round(place: int, made: Round, steps: list[Step]) -> Seen:
-    "From all blocks and steps since the round before: those of its draft tokens."
+    "From all that was computed since the round before: the steps of its draft tokens."
     first = max((i for i, step in enumerate(steps) if "features" in step), default=0)
     found = [dict(step) for step in steps[first:]]
     for step, token in zip(found, made.drafted): step["draft token"] = torch.tensor(token)
@@ -103,8 +103,8 @@ class HeadReading:
     features: int = 0       # beside each token stands the feature of so many places later
     tokens: int = 0         # beside each feature stands the token of so many places later
     positions: int = 0      # a round's steps after the first stand so many positions too far
-    residual: bool = False  # norm_before_residual is the other reading round
-    output: bool = False    # norm_output is the other reading round
+    residual: bool = False  # norm_before_residual is the other way round
+    output: bool = False    # norm_output is the other way round
     rows: int = 0           # rows of q and k are in GGUF's order (1), or put back from ours (-1)
     vocabulary: str = ""    # how d2t is misread: "left out", "added twice" or "differences"
 
@@ -114,13 +114,13 @@ HEAD_FAULTS = (
     Fault("features one place late", HeadReading(features=-1), _PLACES),
     Fault("tokens one place late", HeadReading(tokens=-1), _PLACES),
     Fault("draft positions one too far", HeadReading(positions=1),
-            "A round's second draft token stands one position after its first, without a gap."),
+          "A round's second draft token stands one position after its first, without a gap."),
     Fault("draft positions one short", HeadReading(positions=-1),
-            "Count the position up before a round's second step, not after it."),
+          "Count the position up before a round's second step, not after it."),
     Fault("norm on the wrong side of the residual", HeadReading(residual=True),
-            "norm_before_residual must be {norm_before_residual}."),
+          "norm_before_residual must be {norm_before_residual}."),
     Fault("norm on the wrong side of the next step", HeadReading(output=True),
-            "norm_output must be {norm_output}: which state a step hands to the next."),
+          "norm_output must be {norm_output}: which state a step hands to the next."),
     Fault("rows of q and k in GGUF's order", HeadReading(rows=1), _ROWS),
     Fault("rows of q and k not in GGUF's order", HeadReading(rows=-1), _ROWS),
     Fault("d2t left out", HeadReading(vocabulary="left out"), _MAP),
@@ -140,7 +140,7 @@ def reorder(layers: Iterable, rows: int) -> None: # see `HeadReading.rows`
 
 @torch.no_grad()
 def changed_head(head: Head, reading: HeadReading) -> Head:
-    "A copy of a head as it computes when it is read that reading."
+    "A copy of a head as it computes when it is read so."
     config = head.config
     config = replace(config, norm_before_residual=config.norm_before_residual != reading.residual,
                      norm_output=config.norm_output != reading.output)
@@ -156,7 +156,7 @@ def unpaired(weight: Tensor, heads: int) -> Tensor: # [heads · d, ...], both
 
 def draft_ids(net: Net, vocabulary: str, # see `HeadReading`
              ) -> Tensor: # [D]
-    "The target's id of each draft id, as it is read that reading."
+    "The target's id of each draft id, as the map is read so."
     ids, places = net.draft_tokens, torch.arange(net.config.draft_vocab_size)
     read = {"": ids, "left out": places, "added twice": ids + places, "differences": ids - places}
     return read[vocabulary].clamp(0, net.config.decoder.vocab_size - 1)
@@ -253,7 +253,7 @@ class BlockReading:
     features: int = 0       # in each place of its context stands that of so many places later
     tokens: int = 0         # its anchor is the token of so many places later
     positions: int = 0      # its rows stand so many positions too far
-    anchor: bool = False    # sample_from_anchor is the other reading round
+    anchor: bool = False    # sample_from_anchor is the other way round
     causal: bool = False    # a row sees those before it only
     mask: bool = False      # token 0 stands at the places to be drafted
     norm: bool = False      # the context isn't normed
@@ -266,27 +266,27 @@ BLOCK_FAULTS = (
     Fault("features one layer early", BlockReading(layers=-1), _LAYERS),
     Fault("features one layer late", BlockReading(layers=1), _LAYERS),
     Fault("features one place late", BlockReading(features=-1),
-            "The context of place i is the target's states of place i: give all places before "
-            "the anchor, and not the anchor's."),
+          "The context of place i is the target's states of place i: give all places before "
+          "the anchor, and not the anchor's."),
     Fault("anchor one place late", BlockReading(tokens=-1),
-            "A block begins with the last token of the text, which the target hasn't read yet."),
+          "A block begins with the last token of the text, which the target hasn't read yet."),
     Fault("block one position too far", BlockReading(positions=1),
-            "The anchor stands at its own position, right behind the context."),
+          "The anchor stands at its own position, right behind the context."),
     Fault("block one position short", BlockReading(positions=-1),
-            "The anchor stands at its own position, right behind the context."),
+          "The anchor stands at its own position, right behind the context."),
     Fault("rows off by one", BlockReading(anchor=True),
-            "sample_from_anchor must be {sample_from_anchor}: whether the anchor's row drafts."),
+          "sample_from_anchor must be {sample_from_anchor}: whether the anchor's row drafts."),
     Fault("rows see one another from left to right", BlockReading(causal=True),
-            "All rows of a block see each other: no causal mask."),
+          "All rows of a block see each other: no causal mask."),
     Fault("another mask token", BlockReading(mask=True), "mask_token_id must be {mask_token_id}."),
     Fault("context not normed", BlockReading(norm=True),
-            "The fused features go through hidden_norm before they become keys and values."),
+          "The fused features go through hidden_norm before they become keys and values."),
     Fault("Markov bias left out", BlockReading(unbiased=True),
-            "Add markov_w2(markov_w1[x]) to each row's logits, x the token before."),
+          "Add markov_w2(markov_w1[x]) to each row's logits, x the token before."),
     Fault("Markov bias by the anchor", BlockReading(by_anchor=True),
-            "A row's bias belongs to the token drafted just before it, not to the anchor."),
+          "A row's bias belongs to the token drafted just before it, not to the anchor."),
     Fault("rows of q and k in GGUF's order", BlockReading(rows=1),
-            "A block's file pairs halves, as its folder does: don't reorder them."),
+          "A block's file pairs halves, as its folder does: don't reorder them."),
     Fault("d2t left out", BlockReading(vocabulary="left out"), _MAP),
     Fault("d2t: ids taken for differences", BlockReading(vocabulary="added twice"), _DIFFERENCES),
     Fault("d2t: differences taken for ids", BlockReading(vocabulary="differences"), _DIFFERENCES),
@@ -295,7 +295,7 @@ BLOCK_FAULTS = (
 # %% ../../nbs/drafters/rows.ipynb #r0w50032
 @torch.no_grad()
 def changed_block(block: Block, reading: BlockReading) -> Block:
-    "A copy of a block as it computes when it is read that reading."
+    "A copy of a block as it computes when it is read so."
     config = block.config
     config = replace(config, sample_from_anchor=config.sample_from_anchor != reading.anchor,
                      mask_token_id=0 if reading.mask else config.mask_token_id)
@@ -376,8 +376,8 @@ def block_rows(block: Block, target: Llama,
             step[name] = rows[:some, s if name == "last state" else s + skipped]
         said = step["logits"] = block.lm_head(step["last state"])
         if block.markov_head is not None:
-            told = tokens[1:] if s == 0 else ids[1 + s:]
-            bias = block.markov_head(tokens[1:][:some] if reading.by_anchor else told)
+            before = tokens[1:] if s == 0 or reading.by_anchor else ids[1 + s:]
+            bias = block.markov_head(before[:some])
             step["bias"] = 0 * bias if reading.unbiased else bias
             said = said + step["bias"]
         step["draft token"] = mapped[likeliest(said)]
@@ -386,7 +386,7 @@ def block_rows(block: Block, target: Llama,
 # %% ../../nbs/drafters/rows.ipynb #r0w50034
 def watched_block(fast: FastBlock, steps: list[Step]) -> FastBlock:
     "The same block for drafting; what a forward computes is written down, row by row."
-    block, context, told = copy.copy(fast), Step(), 0
+    block, context, place = copy.copy(fast), Step(), 0
     watch: Any = block # its parts are replaced
 
     def note(name: str, rows: Tensor) -> None: # of a forward, [R, ...]
@@ -412,8 +412,8 @@ def watched_block(fast: FastBlock, steps: list[Step]) -> FastBlock:
         return out
 
     def forward(ids: Tensor, where: tuple[Tensor, Tensor], *more) -> Tensor:
-        nonlocal told
-        steps[:], told = [Step() for _ in range(ids.shape[1] - block.skipped)], 0
+        nonlocal place
+        steps[:], place = [Step() for _ in range(ids.shape[1] - block.skipped)], 0
         steps[0] |= context | {"token": ids[0, 0]}
         if ids.shape[1] > 1: steps[0]["mask token"] = ids[0, -1]
         note("positions", torch.cat(where, -1)[:, 0])
@@ -429,9 +429,9 @@ def watched_block(fast: FastBlock, steps: list[Step]) -> FastBlock:
         return logits
 
     def bias(before: int) -> Tensor:
-        nonlocal told
-        found = steps[told]["bias"] = FastBlock.bias(fast, before)
-        told += 1
+        nonlocal place
+        found = steps[place]["bias"] = FastBlock.bias(fast, before)
+        place += 1
         return found
 
     watch.inject, watch.hidden_norm, watch.forward = inject, hidden_norm, forward

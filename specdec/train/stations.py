@@ -333,7 +333,7 @@ def read_metadata(reader, file: Path, files: Files): # reader: a `gguf.GGUFReade
         raise ModelError(f"What {file} says of itself can't be used ({first_mistake(error)})."
                         ) from error
 
-def check_block(said: BlockMetadata, config: BlockConfig, file: Path) -> None:
+def check_block_file(said: BlockMetadata, config: BlockConfig, file: Path) -> None:
     "Raise `ModelError` for what our blocks can't be."
     wrong = []
     if said.causal: wrong.append("its rows see those before them only (attention.causal)")
@@ -372,7 +372,7 @@ def from_gguf(file: Path, trained: Net, target: Llama) -> Stored:
                      **{name: getattr(said, name) for name in same})
     check_fit(replace(config, own_embedding=True), target)
     if isinstance(config, BlockConfig):
-        check_block(said, config, file)
+        check_block_file(said, config, file)
         if config.draft_vocab_size == target.vocab_size: # else by the target's own matrix
             tensors.setdefault("lm_head.weight", output_rows(target, ids))
     return Stored(filled(config, trained, tensors, file), ids, kinds, said.template)
@@ -401,9 +401,10 @@ def trained_net(folder: Path, target: Llama) -> tuple[Net, bool]: # from a check
 
 def load_net(folder: Path, target: Llama) -> Net:
     "The head or the block of a folder, in float32; raises `ModelError`."
-    kind = stored_config(folder, ("eagle3", *KINDS), "head or block")["speculators_model_type"]
-    load = load_block if kind in KINDS else load_head
-    return load(folder, target, torch.float32)
+    types = [kind for files in FILES.values() for kind in files.types]
+    kind = stored_config(folder, types, "head or block")["speculators_model_type"]
+    files = next(files for files in FILES.values() if kind in files.types)
+    return files.load(folder, target, torch.float32)
 
 # %% ../../nbs/drafters/17_stations.ipynb #st17a017
 @dataclass(frozen=True)
@@ -491,9 +492,10 @@ def checked(name: str, trained: Net, other: Net, target: Llama, texts: Sequence[
     if first and not suspects: advice = (hint(first),)
     end, last = frozenset(target.eos_ids), draft_end(trained)
     seen = [[each.round for each in text.seen] for text in texts]
-    said = [rounds_of_rows(rows_of(trained, target, text, K), text, K, most, end, last)
-            for text in texts]
-    if first is None and alike(seen, said) < 1: advice = (SHORT,)
+    if first is None:
+        said = [rounds_of_rows(rows_of(trained, target, text, K), text, K, most, end, last)
+                for text in texts]
+        if alike(seen, said) < 1: advice = (SHORT,)
     return station_of(
         name, [made for rounds in seen for made in rounds], departs=bool(advice), first=first,
         weight=weight if first else "", advice=advice,

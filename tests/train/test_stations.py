@@ -1,5 +1,5 @@
-"""A head followed from training to serving: an intact one is not accused, and each planted fault is named as what it
-is. The head is trained for a moment on the very texts, so that later draft tokens are tried, too."""
+"""Heads and blocks followed from training to serving: an intact one is not accused, and each planted fault is named as
+what it is. They are trained for a moment on the very texts, so that later draft tokens are tried, too."""
 import copy
 import json
 import shutil
