@@ -362,6 +362,46 @@ def test_other_processors_have_a_branch_that_compiles(flags, name, tmp_path):
     assert made and name.encode() in made.read_bytes()
 
 
+ALONE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  int64_t ask[5]; // format, inputs, outputs, bytes of the matrix, rows
+  while (fread(ask, 8, 5, stdin) == 5) {
+    byte *blocks = malloc(ask[3]), *tiles = malloc(packed_bytes(ask[0], ask[1], ask[2]));
+    float *x = malloc(4 * ask[4] * ask[1]), *y = malloc(4 * ask[4] * ask[2]);
+    if (fread(blocks, 1, ask[3], stdin) != ask[3] || !fread(x, 4 * ask[1], ask[4], stdin)) return 1;
+    pack(ask[0], blocks, ask[1], ask[2], tiles);
+    Part part = {tiles, ask[0], ask[2]};
+    linear(&part, 1, x, ask[4], ask[1], 0, 0, 0, 0, 0, y, malloc(scratch_bytes(ask[4], ask[1])), 0, 1);
+    fwrite(y, 4 * ask[2], ask[4], stdout);
+  }
+}
+"""
+
+@native
+def test_an_arm_processor_multiplies_to_the_same_bits(tmp_path):
+    "NEON with its product of bytes, run by an emulator: equal to this processor's branch, for one row and for six."
+    emulator, zig = shutil.which("qemu-aarch64"), [sys.executable, "-m", "ziglang", "cc"]
+    if not emulator: pytest.skip("no qemu-aarch64 here (Debian's qemu-user has it)")
+    if subprocess.run([*zig, "--version"], capture_output=True).returncode: pytest.skip("no ziglang here")
+    flags = [flag for flag in kernel.FLAGS if flag not in ("-shared", "-fPIC")]
+    (tmp_path / "alone.c").write_text(kernel.source().read_text() + ALONE)
+    target = "-target", "aarch64-linux-musl", "-mcpu=generic+dotprod", "-static"
+    subprocess.run([*zig, *flags, *target, "-o", tmp_path / "alone", tmp_path / "alone.c"], check=True)
+    assert b"NEON with dot product" in (tmp_path / "alone").read_bytes()
+    torch.manual_seed(0)
+    matrices, x = [random_blocks(kind, 40, 768) for kind in KINDS], torch.randn(6, 768)
+    asks = [np.array([i, 768, 40, blocks.numel(), n]).tobytes() + blocks.numpy().tobytes() + x[:n].numpy().tobytes()
+            for i, blocks in enumerate(matrices) for n in (1, 6)]
+    said = subprocess.run([emulator, tmp_path / "alone"], input=b"".join(asks), capture_output=True, check=True).stdout
+    there = torch.frombuffer(bytearray(said), dtype=torch.float32).view(len(KINDS), 7, 40)
+    for kind, blocks, theirs in zip(KINDS, matrices, there):
+        ours = FileLinear([packed_tiles(blocks, kind)])(x)
+        assert torch.equal(theirs[0], theirs[1]), kind
+        assert torch.equal(ours, theirs[1:]), kind
+
+
 def test_it_is_built_once(tmp_path, monkeypatch):
     "And kept by source and flags: this compiler writes down what it was asked for."
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
