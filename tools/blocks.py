@@ -8,9 +8,10 @@
 `alpha`: of each block, and of the head, α by draft position on the rows that `specdec distill` holds out of SAMPLES (a
 folder of shards), with 95 % intervals. `kinds`: the last line of each run's own log, to compare kinds of blocks after
 as many tokens. `draft`: what a draft of five costs, in plain steps. `speed`: the package's
-fifteen prompts at temperatures 0 and 1, plain decoding, the head and the blocks in turn, each with several K: the
-median of their times by plain decoding's, and tokens a round. Plain is the faster of the target's two layouts. Each
-replaces its own part of the file and leaves the others.
+fifteen prompts at temperatures 0 and 1, plain decoding, the head and the blocks in turn, each with several K, where
+drafts are drawn by block verification, too, and beside lookup, as a pair chooses: the median of plain decoding's times
+by theirs, and tokens a round. Plain is the faster of the target's two layouts. Each replaces its own part of the file
+and leaves the others.
 """
 import argparse
 import json
@@ -26,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 DATA = Path(__file__).resolve().parent.parent / "nbs" / "data" / "blocks.json"
-KS, NEW_TOKENS, DRAFT = (2, 3, 5), 64, 5
+KS, NEW_TOKENS, DRAFT = (3, 5), 64, 5
 
 
 def store(part: str, name: str, content) -> None:
@@ -134,26 +135,29 @@ def step_seconds(target, ids: list[int]) -> float:
 def speed(dtype: str, folders: dict[str, Path]) -> None:
     "The fifteen prompts, everything in turn."
     from specdec.bench.run import environment
+    from specdec.drafters.choose import HybridDrafter
+    from specdec.drafters.lookup import SuffixDrafter
     from specdec.engine.block import block_verification
     from specdec.models.hub import prompts
     from specdec.pair import Pair
     targets, drafters = target_and_drafters(dtype, folders)
     plains, found = [Pair(target) for target in targets], {}
     pairs = {name: Pair(targets[0], drafter) for name, drafter in drafters.items()}
+    choosing = {f"lookup and {name}": Pair(targets[0], HybridDrafter(SuffixDrafter(), drafter))
+                for name, drafter in drafters.items()}
     for temperature in (0.0, 1.0):
-        runs: dict = {(name, K): [] for name in pairs for K in KS}
-        if temperature: runs |= {(f"{name}, block verification", K): [] for name in pairs for K in KS}
+        ways: dict = {(name, K): (pair, dict(K=K)) for name, pair in pairs.items() for K in KS}
+        whole = dict(K=DRAFT, verify=block_verification)
+        if temperature: ways |= {(f"{name}, block verification", DRAFT): (pair, whole) for name, pair in pairs.items()}
+        ways |= {(name, "chosen"): (pair, {}) for name, pair in choosing.items()}
+        runs: dict = {way: [] for way in ways}
         for prompt in prompts():
             how = dict(max_new_tokens=NEW_TOKENS, temperature=temperature, seed=1)
-            plain = [pair.generate(prompt.messages, method="plain", **how) for pair in plains for _ in range(2)]
-            alone = min(plain, key=seconds)
+            alone = min((pair.generate(prompt.messages, method="plain", **how) for pair in plains), key=seconds)
             step = seconds(alone) / max(1, alone.num_tokens - 1)
-            for (name, K), kept in runs.items():
-                rule = block_verification if "," in name else None
-                pair = pairs[name.split(",")[0]]
-                tries = [pair.generate(prompt.messages, K=K, verify=rule, **how) for _ in range(2)]
-                best = min(tries, key=seconds)
-                kept.append((step * (best.num_tokens - 1) / seconds(best), best.tokens_per_step))
+            for way, (pair, more) in ways.items():
+                result = pair.generate(prompt.messages, **more, **how)
+                runs[way].append((step * (result.num_tokens - 1) / seconds(result), result.tokens_per_step))
         for (name, K), kept in runs.items():
             ratio, tau = (statistics.median(column) for column in zip(*kept))
             found[f"{name}, T = {temperature:g}, K = {K}"] = {"speed": ratio, "tau": tau}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from specdec.models.hub import fetch
+from specdec.models.kernel import kernel_missing
 
 OTHERS = [{}, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI"},
           {"ATEN_CPU_CAPABILITY": "default"}]
@@ -105,6 +106,16 @@ def test_every_dtype_is_right_or_refused(env, tmp_path): hold(env, *told(env, tm
 @pytest.mark.slow
 @pytest.mark.parametrize("env", OTHERS + MORE, ids=named)
 def test_every_dtype_of_the_default_model_is_right_or_refused(env): hold(env, *told(env, fetch(), DTYPES), DTYPES)
+
+
+@pytest.mark.skipif(bool(kernel_missing()), reason=f"no kernel here: {kernel_missing()}")
+@pytest.mark.parametrize("env", [{}, {"ATEN_CPU_CAPABILITY": "default"}], ids=named)
+def test_a_file_in_its_own_form_is_right_there(env):
+    "By the branch of this processor, and in plain C; a row keeps its bits where attention does so, too."
+    said = told(env, fetch(), ["file"])[0]
+    found = said["file"]
+    assert found["off"] < .05 and found["close"] and len(found["sampled"]) == 16, found
+    if said["invariant"]: assert found["bits"] and found["texts"][0] == found["texts"][1], found
 
 
 def test_what_is_wrong_there_is_seen():
