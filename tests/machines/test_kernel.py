@@ -329,18 +329,85 @@ def compiled(tmp_path, *flags, compiler=None):
     return made if not done.returncode else None
 
 
+# Instructions that this processor may lack, as their makers define them, for a compiler that reads this file first.
+LACKING = r"""
+#include <immintrin.h>
+#include <stdint.h>
+typedef int32_t i16 __attribute__((vector_size(64))); typedef uint32_t u16 __attribute__((vector_size(64)));
+typedef uint16_t h32 __attribute__((vector_size(64))); typedef int8_t b16 __attribute__((vector_size(16)));
+typedef uint8_t c16 __attribute__((vector_size(16)));
+static inline __m512i products(__m512i s, __m512i w, __m512i x, int lanes) { // four of bytes, without and with a sign
+  union { __m512i v; int32_t i[16]; uint8_t u[64]; int8_t b[64]; } to = {s}, a = {w}, c = {x};
+  for (int i = 0; i < 4 * lanes; i++) to.i[i / 4] += a.u[i] * c.b[i];
+  return to.v;
+}
+#ifdef WIDE // AVX-512
+static inline __m512 rounded_once(__m512 a, __m512 b, __m512 c) {
+  for (int i = 0; i < 16; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+  return c;
+}
+static inline __m512 of_halves(__m256i a) {
+  union { __m512 v; __m256 half[2]; } to;
+  to.half[0] = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 0));
+  to.half[1] = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1));
+  return to.v;
+}
+#define __AVX512VNNI__ 1
+#define __AVX512BW__ 1
+#define _mm512_loadu_si512(p) (*(const __m512i_u *)(p))
+#define _mm512_loadu_ps(p) (*(const __m512_u *)(p))
+#define _mm512_storeu_ps(p, a) (*(__m512_u *)(p) = (a))
+#define _mm512_setzero_si512() ((__m512i){0})
+#define _mm512_set1_epi32(n) ((__m512i)((i16){0} + (int32_t)(n)))
+#define _mm512_set1_epi8(n) _mm512_set1_epi32((uint8_t)(n) * 0x01010101u)
+#define _mm512_set1_ps(x) ((__m512){0} + (float)(x))
+#define _mm512_and_si512(a, b) ((a) & (b))
+#define _mm512_or_si512(a, b) ((a) | (b))
+#define _mm512_xor_si512(a, b) ((a) ^ (b))
+#define _mm512_slli_epi16(a, n) ((__m512i)((h32)(a) << (n)))
+#define _mm512_srli_epi16(a, n) ((__m512i)((h32)(a) >> (n)))
+#define _mm512_slli_epi32(a, n) ((__m512i)((u16)(a) << (n)))
+#define _mm512_add_epi32(a, b) ((__m512i)((u16)(a) + (u16)(b)))
+#define _mm512_sub_epi32(a, b) ((__m512i)((u16)(a) - (u16)(b)))
+#define _mm512_mullo_epi32(a, b) ((__m512i)((u16)(a) * (u16)(b)))
+#define _mm512_cvtepu8_epi32(a) ((__m512i)__builtin_convertvector((c16)(a), i16))
+#define _mm512_cvtepi8_epi32(a) ((__m512i)__builtin_convertvector((b16)(a), i16))
+#define _mm512_cvtepi32_ps(a) __builtin_convertvector((i16)(a), __m512)
+#define _mm512_cvtph_ps(a) of_halves(a)
+#define _mm512_mul_ps(a, b) ((a) * (b))
+#define _mm512_fmadd_ps(a, b, c) rounded_once(a, b, c)
+#define _mm512_dpbusd_epi32(s, w, x) products(s, w, x, 16)
+#else // AVX-VNNI
+static inline __m256i products_of_half(__m256i s, __m256i w, __m256i x) {
+  union { __m512i v; __m256i half[2]; } to = {.half = {s}}, a = {.half = {w}}, c = {.half = {x}};
+  to.v = products(to.v, a.v, c.v, 8);
+  return to.half[0];
+}
+#define __AVXVNNI__ 1
+#define _mm256_dpbusd_avx_epi32(s, w, x) products_of_half(s, w, x)
+#endif
+"""
+
 @native
-@pytest.mark.parametrize("flags", [(), ("-mfma",)], ids=["plain C", "plain C, FMA"])
-def test_all_branches_agree(flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("flags, name", [
+    ((), ""), (("-mfma",), ""), ((*kernel.AVX2, "-DWIDE", "-include", "LACKING"), "AVX-512 VNNI"),
+    ((*kernel.AVX2, "-include", "LACKING"), "AVX-VNNI")],
+    ids=["plain C", "plain C, FMA", "AVX-512 VNNI, in C", "AVX-VNNI, in C"])
+def test_all_branches_agree(flags, name, tmp_path, monkeypatch):
     "Where products and sums are rounded once (FMA), bit for bit; else to the rounding of a sum."
-    if flags and not set(flags) <= set(kernel.instructions()): pytest.skip(f"this processor has no {flags}")
+    needed = {flag for flag in flags if flag.startswith("-m")}
+    if not needed <= set(kernel.instructions()): pytest.skip(f"this processor has no {needed}")
+    (tmp_path / "lacking.h").write_text(LACKING)
+    flags = [str(tmp_path / "lacking.h") if flag == "LACKING" else flag for flag in flags]
     torch.manual_seed(0)
     layers, x = [FileLinear([packed_tiles(random_blocks(kind, 40, 768), kind)]) for kind in KINDS], torch.randn(6, 768)
     usual = [layer(x) for layer in layers]
     made = compiled(tmp_path, *flags)
     monkeypatch.setattr(kernel, "built", lambda: made)
     kernel.kernel.cache_clear()
-    try: other = [FileLinear([packed_tiles(random_blocks(kind, 40, 768), kind)])(x) for kind in KINDS]
+    try:
+        assert name in kernel.kernel_name()
+        other = [FileLinear([packed_tiles(random_blocks(kind, 40, 768), kind)])(x) for kind in KINDS]
     finally:
         monkeypatch.undo()
         kernel.kernel.cache_clear()
