@@ -279,6 +279,7 @@ class BlockStudent:
         "Blocks at anchors that are drawn; what lies behind an answer doesn't count."
         (B, T), steps, block = ids.shape, self.steps, self.block
         found = where.nonzero()
+        if not len(found): found = found.new_zeros(1, 2)  # a block, of which nothing counts
         order = torch.randperm(len(found), generator=generator)[:self.anchors * B]
         row, anchor = found[order.to(found.device)].unbind(1)
         states = block.states(ids, features, row, anchor + start, steps)

@@ -89,6 +89,19 @@ def test_anchors_are_drawn_in_answers_and_what_lies_behind_them_does_not_count(f
     assert loss(other) != loss(states)
 
 
+def test_a_step_whose_rows_hold_no_answer_teaches_nothing(folder, data, target, tmp_path):
+    run = shaken(begun(folder, data, target, tmp_path))
+    ids, states = run.states([0, 1])
+    where = torch.zeros(2, 32 - run.start, dtype=torch.bool)
+    loss = distillation_loss(run.student, run.teacher, ids, states, run.config, run.start, where,
+                             torch.Generator().manual_seed(0))
+    loss.backward()
+    assert loss.item() == 0 and not any(p.grad.any() for p in run.parameters if p.grad is not None)
+    run.counts = torch.zeros_like(run.counts)
+    assert run.take_step() == 0
+    run.check_finite()
+
+
 def test_the_end_of_a_row_is_no_place(folder, data, target, tmp_path):
     run = begun(folder, data, target, tmp_path, anchors=1000)
     ids, states = run.states([0])
