@@ -8,7 +8,11 @@ import torch
 
 from helpers_drafters import DRAFT, PROMPT, TINY, V, difference, error, proposals, random_target, read
 from specdec.drafters.block import BlockDrafter, BlockState, FastBlock, init_block, load_block, save_block
+from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.load import load_drafter
+from specdec.drafters.lookup import SuffixDrafter
+from specdec.engine.batch import speculate_batch
+from specdec.engine.request import Request
 from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.lossless.black_box import check_decoder
@@ -189,6 +193,22 @@ def test_broken_logits_name_the_block(target):
     block = random_block(target)
     with torch.no_grad(): block.lm_head.weight[0] = float("nan")
     with pytest.raises(ArithmeticError, match="The block"): proposals(fresh(block, target, [1, 2]))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("beside_lookup", [False, True])
+def test_in_a_batch_each_text_is_drafted_and_written_as_alone(target, temperature, beside_lookup):
+    "Round for round: what was drafted, drawn or not, how far it was kept, what was emitted; three texts, two at once."
+    drafter = BlockDrafter(random_block(target, **OPTIONS["chain"]), target)
+    if beside_lookup: drafter = HybridDrafter(SuffixDrafter(), drafter)
+    sampling, texts = SamplingParams(temperature), [PROMPT, PROMPT[::-1], [4, 2, 4, 2, 4]]
+
+    def request(i): return Request(target, texts[i], drafter, sampling, SeededRandom(i), 4, 20)
+    together = [[], [], []]
+    for i, found in speculate_batch(target, [request(i) for i in range(3)], 2): together[i].append(found)
+    for i, rounds in enumerate(together):
+        alone = list(speculate(target, drafter, texts[i], sampling, SeededRandom(i), 4, 20))
+        assert rounds == alone and any(found.drafted for found in rounds)
 
 
 def test_a_drafter_for_another_target_is_refused(target, tiny):
