@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NBS = ROOT / "nbs"
 # each file says the command that made it
 DATA = ("race", "recorded", "drafters", "drafters_float32", "peers", "choosing", "target")
-TABLE = "nbs/data/table.jsonl.gz"
+GRIDS = {f"nbs/data/{name}.jsonl.gz": f"specdec bench run configs/{name}.yaml --out {name}.jsonl"
+         for name in ("table", "coder")}
 # pages that measure when they are run; then those that only show what was stored
 MEASURING = ("path/*", "bench/01_peers", "bench/12_batches")
 SHOWING = ("bench/02_drafters", "bench/11_table", "use/recorded", "bench/numbers", "index")
@@ -47,20 +48,21 @@ def pages(patterns: tuple[str, ...]) -> list[str]:
 def steps() -> list[tuple[str, str]]: # what is written, by which command
     "All that makes the figures, in order: files first, then the pages that show them."
     measured = [(f"nbs/data/{name}.json", stored(name)["command"]) for name in DATA]
-    table = "specdec bench run configs/table.yaml --out table.jsonl"
     shown = [(page, f"make notebooks NOTEBOOKS={page}") for page in pages(MEASURING) + pages(SHOWING)]
     pictures = ("nbs/images/recorded.svg", "python tools/pictures.py recorded round round-still results")
-    return [*measured, pictures, (TABLE, table), *shown, ("README.md", "make readme")]
+    return [*measured, pictures, *GRIDS.items(), *shown, ("README.md", "make readme")]
 
 
 def make(file: str, command: str) -> None:
     """Run one command and write its file; raises `CalledProcessError` where it fails, and keeps the old file then, as
     where a model's file isn't in the repository's root."""
     words = shlex.split(command)
-    absent = [word for word in words if word.endswith(".gguf") and not (ROOT / word).exists()]
-    if absent: return print(f"{file} stays as it is, since {', '.join(absent)} isn't here")
+    named = [name for word in words if word.endswith(".yaml")
+             for name in re.findall(r": (\S+\.gguf)$", (ROOT / word).read_text(encoding="utf-8"), re.M)]
+    absent = [word for word in {*words, *named} if word.endswith(".gguf") and not (ROOT / word).exists()]
+    if absent: return print(f"{file} stays as it is, since {', '.join(sorted(absent))} isn't here")
     if words[0] in ("python", "specdec"): words[0] = str(Path(sys.executable).with_name(words[0]))
-    if file == TABLE: (ROOT / "table.jsonl").unlink(missing_ok=True)  # it would go on where an old run ended
+    if file in GRIDS: (ROOT / words[-1]).unlink(missing_ok=True)  # it would go on where an old run ended
     prints = words[-1] == "--json"
     done = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE if prints else None, text=True)
     if prints:
@@ -70,9 +72,9 @@ def make(file: str, command: str) -> None:
             found["targets"] = {name: f"{way} {limit}" for name, (way, limit) in goals["GOALS"].items()}
             found["goals_met"] = goals["goals_met"](found["ratios"])
         (ROOT / file).write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    if file == TABLE:
+    if file in GRIDS:
         packed = subprocess.run(
-            ["gzip", "--best", "--stdout", "table.jsonl"], cwd=ROOT, check=True, stdout=subprocess.PIPE
+            ["gzip", "--best", "--stdout", words[-1]], cwd=ROOT, check=True, stdout=subprocess.PIPE
         )
         (ROOT / file).write_bytes(packed.stdout)
 

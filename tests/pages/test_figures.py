@@ -83,4 +83,6 @@ def test_a_step_keeps_what_its_command_prints_and_the_old_file_where_it_fails(fi
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"x": 1}
     with pytest.raises(figures.subprocess.CalledProcessError): figures.make("a.json", 'python -c "1 / 0" --json')
     figures.make("a.json", 'python -c "1 / 0" model.gguf --json')  # whose file isn't here
+    (tmp_path / "grid.yaml").write_text("pairs:\n- target: model.gguf\n")
+    figures.make("a.json", 'python -c "1 / 0" grid.yaml --json')  # nor one that a grid names
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {"x": 1}
