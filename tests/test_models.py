@@ -156,6 +156,57 @@ def test_a_damaged_file_is_named(folder):
     with pytest.raises(ModelError, match=r"a\.safetensors") as error: check_folder(folder)
     assert "config.json" not in str(error.value)
 
+@pytest.fixture
+def read(folder, monkeypatch):
+    "Which files are read while the folder is checked, an hour after the last change."
+    read, later = [], time.time_ns() + 3600 * 10**9
+    def seen(path, sha256=hub.sha256): return read.append(path.name) or sha256(path)
+    monkeypatch.setattr(hub, "sha256", seen)
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    return read
+
+def test_what_has_not_changed_is_not_read_again(folder, read):
+    for _ in range(3): hub.check_changed(folder)
+    assert sorted(read) == ["a.safetensors", "config.json"]  # once
+    check_folder(folder)  # as `specdec fetch` and the doctor do
+    assert len(read) == 4
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_noticed_in_spite_of_a_stamp(folder, read, damage):
+    hub.check_changed(folder)
+    before = os.stat(folder / "a.safetensors").st_mtime_ns
+    DAMAGE[damage](folder)
+    if damage == "changed": os.utime(folder / "a.safetensors", ns=(before, before))  # as if it were old
+    for _ in range(2):
+        with pytest.raises(ModelError, match="specdec fetch --rebuild"): hub.check_changed(folder)
+
+def test_a_file_that_was_just_written_is_read_each_time(folder, read, monkeypatch):
+    monkeypatch.undo()
+    hub.check_changed(folder)
+    assert not (folder / hub.STAMP).exists()
+
+def test_what_changes_while_it_is_read_is_noticed_next_time(folder, read, monkeypatch):
+    def meanwhile(path, sha256=hub.sha256):
+        found = sha256(path)
+        flip(path)
+        return found
+    monkeypatch.setattr(hub, "sha256", meanwhile)
+    hub.check_changed(folder)
+    monkeypatch.setattr(hub, "sha256", lambda path, sha256=hub.sha256: "")
+    with pytest.raises(ModelError, match="damaged"): hub.check_changed(folder)
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"another"])
+def test_a_damaged_stamp_is_written_anew(folder, read, content):
+    (folder / hub.STAMP).write_bytes(content)
+    for _ in range(2): hub.check_changed(folder)
+    assert len(read) == 2
+
+def test_a_folder_that_can_not_be_written_is_read_each_time(folder, read, monkeypatch):
+    def full(path): raise ModelError("no room")
+    monkeypatch.setattr(hub, "written_whole", full)
+    for _ in range(2): hub.check_changed(folder)
+    assert len(read) == 4
+
 
 # --- all or nothing
 
@@ -316,6 +367,22 @@ def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
     assert find_model(path) == folder and (folder / MANIFEST).stat().st_mtime_ns == stamp  # the second time it is there
     flip(next(folder.glob("*.safetensors")))
     with pytest.raises(ModelError, match="Delete that folder"): find_model(path)
+
+def test_a_gguf_file_that_has_not_changed_is_not_read_again(tiny_gguf, home, monkeypatch):
+    path, _ = tiny_gguf
+    later, sha256, read = time.time_ns() + 3600 * 10**9, hub.sha256, []
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    monkeypatch.setattr(hub, "sha256", lambda file: read.append(file) or sha256(file))
+    folder = find_model(path)
+    read.clear()
+    moved = path.rename(path.with_name("other name.gguf"))  # that isn't a change of what is in it, and is asked anew
+    assert find_model(moved) == folder and moved in read
+    read.clear()
+    assert find_model(moved) == folder and read == []
+    before = os.stat(moved)
+    moved.write_bytes(moved.read_bytes() + b"\0")
+    os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert find_model(moved) != folder and moved in read
 
 def far(ours, wanted):
     "How far weights in four bits are from the file's, over the most that their rounding can do."

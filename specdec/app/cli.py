@@ -706,11 +706,11 @@ def fetch(
     checked.
 
     It lies in the folder that SPECDEC_HOME names, else in the platform's cache folder."""
-    from specdec.models.hub import check_folder, fetch as fetch_model
+    from specdec.models.hub import check_folder, fetch as fetch_model, shown
     announce_conversion(rebuild)
     folder = fetch_model(rebuild)
     digest = or_rebuild(lambda: check_folder(folder))
-    size = sum(f.stat().st_size for f in folder.iterdir())
+    size = sum(f.stat().st_size for f in shown(folder))
     if as_json: return typer.echo(json.dumps(
         {"model": "smollm2", "folder": str(folder), "bytes": size, "digest": digest}))
     typer.echo(f"smollm2 is ready: {size / 1e6:.0f} MB, digest {digest[:12]}, in {folder}")

@@ -342,7 +342,7 @@ def unwritable(folder: Path) -> str: # empty: it can be written
 
 def model(findings: Findings) -> dict:
     "The default model: ready, absent or damaged; and whether there is a place for it."
-    from specdec.models.hub import cache_home, check_folder
+    from specdec.models.hub import cache_home, check_folder, shown
     folder, trouble = cache_home() / "smollm2", unwritable(cache_home())
     here, state, held = folder.exists(), "absent", None
     # a cache that is read-only on purpose does, where the model is in it
@@ -352,7 +352,7 @@ def model(findings: Findings) -> dict:
     if here:
         try:
             check_folder(folder)
-            state, held = "ready", sum(file.stat().st_size for file in folder.iterdir())
+            state, held = "ready", sum(file.stat().st_size for file in shown(folder))
         except ModelError as error:
             findings.problems.append(one_line(error))
             state = "damaged"

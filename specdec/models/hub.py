@@ -16,6 +16,7 @@ import subprocess
 import sys
 import stat
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,8 +32,8 @@ from specdec.errors import (
     InputError, ModelError, SpecdecError, check, preserve_interrupts, to_scalar)
 from specdec.models.convert import GRID, check_size, dequantise
 from specdec.models.files import (
-    cache_home, first_line, local_path, locked, parse_json, place_for, read_bytes, say,
-    split_lines)
+    cache_home, fingerprint, first_line, local_path, locked, parse_json, place_for, read_bytes,
+    say, split_lines, written_whole)
 from specdec.models.sandbox import Ended, NotStarted, Refused, run_apart
 
 # %% ../../nbs/engine/02_models.ipynb #31e3e752
@@ -84,12 +85,15 @@ def check_config(folder: Path) -> None:
 # %% ../../nbs/engine/02_models.ipynb #2bdc5541
 MANIFEST = "specdec.json"
 
+def shown(folder: Path) -> list[Path]:
+    "What is in it, but for hidden files."
+    check_regular(folder)
+    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+
 def digests(folder: Path) -> dict[str, str]: # file name → SHA-256
     """The digest of every file but the manifest and hidden ones, computed on several cores (hashing
     releases the interpreter's lock)."""
-    check_regular(folder)
-    def counts(name: str) -> bool: return name != MANIFEST and not name.startswith(".")
-    files = sorted(file for file in folder.iterdir() if counts(file.name))
+    files = [file for file in shown(folder) if file.name != MANIFEST]
     names = [file.name for file in files]
     with ThreadPoolExecutor() as pool: return dict(zip(names, pool.map(sha256, files)))
 
@@ -145,6 +149,38 @@ def folder_digest(folder: Path) -> str: # of a model or a drafter
     if known: return known
     files = {name: sha for name, sha in digests(folder).items() if name.endswith(".safetensors")}
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+
+# %% ../../nbs/engine/02_models.ipynb #st4mp002
+STAMP = ".checked"
+SETTLED = 2_000_000_000 # ns: no system's clock has longer ticks
+
+def stamp(files: Iterable[Path]) -> str | None: # None: one has just been changed, and may be again
+    "Which files these are, how long each is, and when it was last changed."
+    found = [(file.name, file.stat()) for file in files]
+    newest = max((max(s.st_mtime_ns, s.st_ctime_ns) for _, s in found), default=0)
+    if time.time_ns() - newest < SETTLED: return None
+    return fingerprint([(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+                        for name, s in found])
+
+def is_stamped(place: Path, now: str | None) -> bool: # `place` holds an earlier stamp, if any
+    "Whether that stamp is still right."
+    with suppress(OSError, ValueError): return now is not None and place.read_text() == now
+    return False
+
+def put_stamp(place: Path, now: str | None) -> None:
+    "Keep it; where nothing can be written, all is read each time."
+    if now is None: return
+    with suppress(ModelError, InputError), written_whole(place) as partial: partial.write_text(now)
+
+def check_changed(folder: Path,          # a converted model
+                  advice: str = REBUILD, # what to do about a damaged one
+                 ) -> None:
+    "`check_folder`, unless no file has changed since it last passed."
+    now = None
+    with suppress(OSError): now = stamp(shown(folder))
+    if is_stamped(folder / STAMP, now): return
+    check_folder(folder, advice)  # what changes meanwhile is noticed next time
+    put_stamp(folder / STAMP, now)
 
 # %% ../../nbs/engine/02_models.ipynb #3227bdde
 def leftovers(folder: Path) -> list[Path]:
@@ -305,7 +341,7 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
             raise ModelError("The default model isn't on this machine yet. "
                              f"Run `specdec fetch`, or `{INSTALL}`.")
         folder = fetch()
-        check_folder(folder)
+        check_changed(folder)
         return folder
     path = local_path(name or ".")  # of an empty name: told below, with what was expected
     if path.suffix.lower() == ".gguf": return _converted(path)
@@ -316,15 +352,20 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
     return None
 
 # %% ../../nbs/engine/02_models.ipynb #eefbbcef
+SOURCE = ".source" # in a converted folder: the stamp of its GGUF file
+
 def _converted(gguf: Path) -> Path:
     "The converted copy of a GGUF file, kept under its digest."
     if not gguf.is_file(): raise ModelError(f"There is no file {gguf}.")
-    folder = cache_home() / f"gguf-{sha256(gguf)[:16]}"
-    sweep(folder.parent)
+    now, home = stamp([gguf]), cache_home()
+    known = (folder for folder in home.glob("gguf-*") if is_stamped(folder / SOURCE, now))
+    folder = next(known, None) or home / f"gguf-{sha256(gguf)[:16]}"
+    sweep(home)
     if not folder.exists():
         with locked(folder):
             if not folder.exists(): convert_gguf(gguf, folder)
-    check_folder(folder, "Delete that folder: the file is then converted again.")
+    check_changed(folder, "Delete that folder: the file is then converted again.")
+    put_stamp(folder / SOURCE, now)
     return folder
 
 def _with_safetensors(folder: Path) -> Path:
