@@ -14,10 +14,11 @@ import torch
 
 from helpers import tiny as tiny_llama
 from helpers import tool
-from helpers_drafters import packable_llama
+from helpers_drafters import packable_llama, random_head, random_target
 from specdec.drafters import costs as module
 from specdec.drafters.adaptive import AdaptiveLookahead
-from specdec.drafters.base import Draft, NoDrafter
+from specdec.drafters.base import Draft, NoDrafter, WrapperDrafter
+from specdec.drafters.block import BlockDrafter, init_block
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.costs import (
     Prices,
@@ -31,8 +32,10 @@ from specdec.drafters.costs import (
     turns_of,
     write_costs,
 )
+from specdec.drafters.head_drafter import HeadDrafter
 from specdec.drafters.lookup import NGramDrafter, SuffixDrafter
 from specdec.drafters.model import ModelDrafter, ModelState
+from specdec.drafters.tree import TreeDrafter
 from specdec.errors import ModelError, NumericalError
 from specdec.loop import speculate
 from specdec.lossless.proof import ExactModel, Language, language_pairs, loop_error
@@ -181,6 +184,38 @@ def test_prices_of_something_else_are_not_believed(named, monkeypatch, change):
     assert len(taken) == 2 and len(kept_costs()) == (2 if change == "threads" else 1)
 
 
+def two_of_a_kind():
+    "Drafters of one class, the first two of which are equally fast, and the third isn't."
+    tokens = torch.arange(8)
+    def head(target, width, **options): return HeadDrafter(random_head(target, tokens[:width], **options), target)
+    def block(target, layers=1, seed=0):
+        return BlockDrafter(init_block(target, tokens, seed=seed, mask_token_id=1, block_size=3, num_layers=layers),
+                            target)
+    return {
+        "block": (block, dict(seed=0), dict(seed=1), dict(layers=2)),
+        "head": (head, dict(width=8), dict(width=8, seed=2), dict(width=6)),
+        "tree": (lambda target, seed=1, **sizes: TreeDrafter(random_head(target, tokens, seed), target, **sizes),
+                 {}, dict(seed=2), dict(width=3)),
+        "model": (lambda target, layers: ModelDrafter(tiny_llama(24, layers=layers), 24),
+                  dict(layers=2), dict(layers=2), dict(layers=3)),
+        "wrapper": (lambda target, seed=0, layers=1: WrapperDrafter(block(target, layers, seed)),
+                    {}, dict(seed=1), dict(layers=2)),
+        "hybrid in a wrapper": (lambda target, seed=0, layers=1: WrapperDrafter(
+            HybridDrafter(SuffixDrafter(), block(target, layers, seed))), {}, dict(seed=1), dict(layers=2)),
+    }
+
+
+@pytest.mark.parametrize("kind", two_of_a_kind())
+def test_prices_of_another_drafter_of_the_class_are_not_believed(named, kind, tmp_path):
+    _, taken = named
+    target, (make, first, alike, other) = random_target(tmp_path / "target"), two_of_a_kind()[kind]
+    def clock(how): return frozen_clock(target, HybridDrafter(SuffixDrafter(), make(target, **how)), True)
+    for how in (first, alike, first): clock(how)  # trained further it is as fast
+    assert len(taken) == 1
+    for how in (other, first, other): clock(how)  # each has a file of its own
+    assert len(taken) == 2 and len(kept_costs()) == 2
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_prices_of_another_number_of_drafters_are_not_believed(named, count):
     target, taken = named
@@ -294,7 +329,7 @@ def test_a_pair_remembers_its_clock_and_a_copy_begins_anew(tiny):
 CALL = """
 import random, sys, time
 sys.path.insert(0, "tests")
-from helpers_drafters import packable_llama
+from helpers_drafters import packable_llama, random_head, random_target
 from specdec.drafters import costs
 from specdec.drafters.choose import HybridDrafter
 from specdec.drafters.lookup import SuffixDrafter

@@ -386,7 +386,10 @@ def says_whose(about: dict | None) -> bool:
 def drafter_words(about: object) -> str: # "": it isn't said
     "What drafts, by its class alone; see `specdec.drafters.costs.about_drafter`."
     if not isinstance(about, dict): return ""
-    if "drafter" in about: return drafter_words(about["drafter"])
+    if "inside" in about:
+        held = about["inside"] if isinstance(about["inside"], list) else []
+        words = [drafter_words(each) for each in held]
+        return " and ".join(words) if all(words) else ""
     kind = about.get("kind")
     return kind if isinstance(kind, str) and kind.isidentifier() else ""
 

@@ -17,7 +17,7 @@ from specdec.cache import KVCache
 from specdec.device.ops import DeviceDrafter, NothingOnDevice
 from specdec.sampling import RandomSource, SamplingParams
 from specdec.errors import ModelError, SpecdecError, to_int
-from specdec.models.files import Remade
+from specdec.models.files import Remade, fingerprint
 from specdec.models.llama import Llama
 from specdec.models.protocol import copy_prefix
 from specdec.verify import VerifyRule
@@ -120,10 +120,19 @@ class DrafterBase(Remade):
     best_certain: bool = False  # whether its likeliest tokens are as fast as drawn ones
     propose, commit = _OfItsState(), _OfItsState()
 
+    def priced_by(self) -> dict: # as JSON can hold it
+        """What the time of a draft depends on, besides the class and the drafters inside: models,
+        shapes, sizes. Prices that are kept for one are not believed of another."""
+        return {}
+
 def inside(drafter: object) -> list[Drafter]:
     "The drafters of a wrapper or a hybrid; none, of any other."
     held = getattr(drafter, "drafter", None), *getattr(drafter, "members", ())
     return [one for one in held if one is not None]
+def net_shape(net) -> str: # 12 hexadecimal digits; of a head or a block
+    "A fingerprint of the sizes on which the time of its forward depends."
+    config = vars(net.config) | {"decoder": net.config.decoder.to_dict()}
+    return fingerprint(repr((sorted(config.items()), len(net.tokens))))
 
 # %% ../../nbs/drafters/00_base.ipynb #a973f480
 @runtime_checkable

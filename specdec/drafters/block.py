@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from specdec.cache import KVCache
 from specdec.device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache
 from specdec.drafters.base import (BLOCK, Draft, DrafterBase, DraftPrefix, common_length,
-                                   copy_blocks, whole_blocks)
+                                   copy_blocks, net_shape, whole_blocks)
 from specdec.drafters.head import (
     DraftVocabulary, HeadAttention, HeadMLP, Norm, check_decoder_kind, check_fit, check_made_for,
     copy_layer, folder_config, head_config, layer_windows, no_other_model, output_rows,
@@ -455,6 +455,10 @@ class BlockDrafter(DrafterBase):
         self.block, self.stop_below = fast_block(block, target), to_number(stop_below)
         self.layers, self.vocab_size = block.config.layers, target.vocab_size
         self.context_length = block.config.decoder.max_position_embeddings
+
+    def priced_by(self) -> dict:
+        "See `DrafterBase`."
+        return {"block": net_shape(self.block), "stop_below": self.stop_below}
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> BlockState:

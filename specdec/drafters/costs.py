@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field, JsonValue, ValidationError
 from tqdm import tqdm
 
 from specdec.sampling import RandomSource, SamplingParams, SeededRandom
-from specdec.drafters.base import Draft, Drafter, DraftState, WrapperDrafter
+from specdec.drafters.base import Draft, Drafter, DraftState, WrapperDrafter, inside
 from specdec.drafters.adaptive import MOST
 from specdec.drafters.choose import HybridDrafter, HybridState, default_cost, layers_of
 from specdec.drafters.tree_hybrid import TreeHybrid
@@ -36,7 +36,7 @@ from specdec.engine.batch import speculate_batch
 from specdec.engine.request import Request, longest_chain
 from specdec.models.files import locked, parse_json, read_bytes, say, written_together
 from specdec.models.hub import cache_home
-from specdec.models.protocol import CausalLM
+from specdec.models.protocol import CausalLM, about_model
 
 
 # %% ../../nbs/engine/16_costs.ipynb #48fbf59d
@@ -223,24 +223,11 @@ def machine() -> dict: # names and numbers, nothing personal
             "code": code_digest()}
 
 # %% ../../nbs/engine/16_costs.ipynb #2d31931d
-def about_model(model: CausalLM) -> dict:
-    "The model's weights and their dtype, as a file of costs names them."
-    return {"name": model.name or "unnamed", "digest": model.digest,
-            "parameters": model.param_count, "dtype": model.precision, "packed": bool(model.packed)}
-
-def head_shape(head) -> str: # 12 hexadecimal digits
-    "A fingerprint of the sizes of a head, on which the time of its forward depends."
-    shape = repr((head.config.layers, head.lm_head.inputs, len(head.tokens),
-                  head.config.decoder.to_dict()))
-    return hashlib.sha256(shape.encode()).hexdigest()[:12]
-
 def about_drafter(drafter: Drafter) -> dict:
-    "The drafter's class and models, as a file of costs names them."
+    "What the time of its drafts depends on: its class, and what it says of itself."
     found: dict = {"kind": type(drafter).__name__}
-    if hasattr(drafter, "drafter"): found["drafter"] = about_drafter(drafter.drafter)
-    if hasattr(drafter, "model"): found["model"] = about_model(drafter.model)
-    if hasattr(drafter, "head"): found["head"] = head_shape(drafter.head)
-    if shape := getattr(drafter, "shape", None): found["nodes"] = len(shape)
+    if hasattr(drafter, "priced_by"): found |= drafter.priced_by()
+    if held := inside(drafter): found["inside"] = [about_drafter(each) for each in held]
     return found
 
 def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, size: int,
@@ -253,12 +240,13 @@ def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, siz
 
 def costs_file(subject: dict) -> Path:
     "The file of these costs: what a person would tell apart has files apart."
-    def kinds(entry: dict) -> list:
-        inner = kinds(entry["drafter"]) if "drafter" in entry else []
-        return [entry["kind"], entry.get("model", {}).get("name"), entry.get("nodes"), *inner]
+    def lasting(entry: dict) -> dict: # weights that are trained further are as fast
+        return {key: list(map(lasting, said)) if key == "inside" else
+                lasting(said) if isinstance(said, dict) else said
+                for key, said in entry.items() if key != "digest"}
     target, threads = subject["target"], subject["threads"]
     which = [target["name"], target["dtype"], target["parameters"], subject["device"], threads,
-             list(map(kinds, subject["drafters"])),
+             list(map(lasting, subject["drafters"])),
              *(subject[key] for key in ("sampled", "certain", "batch_size"))]
     key = hashlib.sha256(json.dumps(which).encode()).hexdigest()[:8]
     name = re.sub(r"\W+", "-", Path(str(target["name"])).name)

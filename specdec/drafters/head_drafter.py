@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from specdec.cache import KVCache
 from specdec.device.ops import Decided, DeviceDraft, DeviceSequence, StaticCache, static_positions
 from specdec.drafters.base import (Draft, DrafterBase, DraftPrefix, common_length, copy_blocks,
-                                   in_blocks, whole_blocks)
+                                   in_blocks, net_shape, whole_blocks)
 from specdec.drafters.head import (Head, HeadAttention, HeadLayer, HeadMLP, check_fit,
                                    fuse_features, layer_windows, target_embedding)
 from specdec.drafters.model import ChainBuilder
@@ -286,6 +286,10 @@ class HeadDrafter(DrafterBase):
         self.layers, self.vocab_size = head.config.layers, target.vocab_size
         self.context_length = head.config.decoder.max_position_embeddings
         self.K = head.config.K # that it was made for, or None
+
+    def priced_by(self) -> dict:
+        "See `DrafterBase`."
+        return {"head": net_shape(self.head), "stop_below": self.stop_below}
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> HeadState:

@@ -25,7 +25,7 @@ from specdec.models.checkpoint import AnyLinear, JoinedLinear
 from specdec.models.int8 import Int8Linear
 from specdec.models.kernel import FileLinear
 from specdec.models.linear import Int4Linear
-from specdec.models.protocol import CausalLM, WrapperLM
+from specdec.models.protocol import CausalLM, WrapperLM, about_model
 from specdec.models.llama import Llama
 
 # %% ../../nbs/drafters/03_model.ipynb #b2a8e902
@@ -91,6 +91,10 @@ class ModelDrafter(DrafterBase):
                  vocab_size: int): # the target's V, the width of q; the model's logits may differ
         self.model, self.vocab_size = model, vocab_size
         self.name = f"model {model.name}" if getattr(model, "name", None) else "a model"
+
+    def priced_by(self) -> dict:
+        "See `DrafterBase`."
+        return {"model": about_model(self.model)}
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> ModelState:

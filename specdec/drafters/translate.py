@@ -19,7 +19,7 @@ from specdec.sampling import RandomSource, SamplingParams, check_logits
 from specdec.errors import InputError, check
 from specdec.drafters.base import (Draft, DrafterBase, DraftPrefix, copy_blocks, in_blocks,
                                    whole_blocks)
-from specdec.models.protocol import CausalLM
+from specdec.models.protocol import CausalLM, about_model
 
 # %% ../../nbs/drafters/24_translation.ipynb #329c733f
 def byte_letters() -> dict[str, int]: # letter → byte
@@ -227,6 +227,10 @@ class TokenIntersectionDrafter(DrafterBase):
         self.target_ids = torch.tensor(self.shared.target, device=draft.device)
 
     def __str__(self): return self.name
+
+    def priced_by(self) -> dict:
+        "See `DrafterBase`."
+        return {"model": about_model(self.model)}
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> IntersectionState:

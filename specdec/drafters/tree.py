@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.models.batch import ancestry, places
 from specdec.sampling import RandomSource, SamplingParams, check_logits
 from specdec.device.ops import DeviceDraft, DeviceSequence, not_finite, static_positions
-from specdec.drafters.base import Draft, DrafterBase
+from specdec.drafters.base import Draft, DrafterBase, net_shape
 from specdec.drafters.choose import Cost, drafting
 from specdec.drafters.head import Head
 from specdec.drafters.head_drafter import FastHead, HeadOnDevice, HeadReader, fast_head
@@ -180,6 +180,11 @@ class TreeDrafter(DrafterBase):
                   "head: ranks count from 0.")
             self.width = 1 + max(rank for path in self.shape for rank in path)
             self.depth = max(map(len, self.shape))
+
+    def priced_by(self) -> dict:
+        "See `DrafterBase`."
+        return {"head": net_shape(self.head), "width": self.width, "depth": self.depth,
+                "nodes": len(self.shape or ())}
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> TreeState:

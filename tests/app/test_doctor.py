@@ -107,7 +107,8 @@ STRANGE = [{}, {"threads": 2}, ABOUT | {"target": None}, ABOUT | {"target": {"na
            ABOUT | {"threads": "two"}, ABOUT | {"batch_size": "four"},
            ABOUT | {"target": {"name": "\ud800", "dtype": "int4"}},
            ABOUT | {"target": {"name": ["m"], "dtype": "int4"}},
-           ABOUT | {"drafters": "x"}, ABOUT | {"drafters": [{"kind": "a b"}]}, ABOUT | {"drafters": [{"drafter": 1}]}]
+           ABOUT | {"drafters": "x"}, ABOUT | {"drafters": [{"kind": "a b"}]}, ABOUT | {"drafters": [{"inside": 1}]},
+           ABOUT | {"drafters": [{"inside": []}]}]
 
 
 @pytest.mark.parametrize("about", STRANGE)
