@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,15 +196,22 @@ def test_what_changes_while_it_is_read_is_noticed_next_time(folder, read, monkey
     monkeypatch.setattr(hub, "sha256", lambda path, sha256=hub.sha256: "")
     with pytest.raises(ModelError, match="damaged"): hub.check_changed(folder)
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"another"])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"another", bytes(1000)])
 def test_a_damaged_stamp_is_written_anew(folder, read, content):
     (folder / hub.STAMP).write_bytes(content)
     for _ in range(2): hub.check_changed(folder)
     assert len(read) == 2
 
+@pytest.mark.parametrize("goes_to", [hub.STAMP, "other.txt"])
+def test_a_stamp_that_is_a_link_stays_one(folder, read, goes_to):
+    (folder.parent / "other.txt").write_text("mine")
+    (folder / hub.STAMP).symlink_to(folder.parent / goes_to if goes_to == "other.txt" else goes_to)
+    hub.check_changed(folder)
+    assert (folder / hub.STAMP).is_symlink() and (folder.parent / "other.txt").read_text() == "mine"
+
 def test_a_folder_that_can_not_be_written_is_read_each_time(folder, read, monkeypatch):
-    def full(path): raise ModelError("no room")
-    monkeypatch.setattr(hub, "written_whole", full)
+    def full(path, text): raise OSError("no room")
+    monkeypatch.setattr(Path, "write_text", full)
     for _ in range(2): hub.check_changed(folder)
     assert len(read) == 4
 
@@ -368,12 +376,16 @@ def test_a_gguf_file_is_converted_once_and_checked(tiny_gguf, home, capsys):
     flip(next(folder.glob("*.safetensors")))
     with pytest.raises(ModelError, match="Delete that folder"): find_model(path)
 
-def test_a_gguf_file_that_has_not_changed_is_not_read_again(tiny_gguf, home, monkeypatch):
-    path, _ = tiny_gguf
+def test_a_gguf_file_that_has_not_changed_is_not_read_again(tiny_gguf, home, monkeypatch, tmp_path):
+    path = Path(shutil.copy(tiny_gguf[0], tmp_path))
     later, sha256, read = time.time_ns() + 3600 * 10**9, hub.sha256, []
     monkeypatch.setattr(time, "time_ns", lambda: later)
     monkeypatch.setattr(hub, "sha256", lambda file: read.append(file) or sha256(file))
     folder = find_model(path)
+    shutil.copytree(folder, folder.with_name("gguf-a copy"))  # is another one, and may have been changed
+    (folder.with_name("gguf-a copy") / "config.json").unlink()
+    folder.with_name("gguf-b").mkdir()
+    os.mkfifo(folder.with_name("gguf-b") / hub.SOURCE)  # that nobody writes to
     read.clear()
     moved = path.rename(path.with_name("other name.gguf"))  # that isn't a change of what is in it, and is asked anew
     assert find_model(moved) == folder and moved in read
@@ -383,6 +395,15 @@ def test_a_gguf_file_that_has_not_changed_is_not_read_again(tiny_gguf, home, mon
     moved.write_bytes(moved.read_bytes() + b"\0")
     os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert find_model(moved) != folder and moved in read
+
+def test_a_gguf_file_that_changes_while_it_is_converted(tiny_gguf, home, monkeypatch, tmp_path):
+    path = Path(shutil.copy(tiny_gguf[0], tmp_path))
+    def meanwhile(gguf, folder, dequantise=hub.dequantise):
+        dequantise(gguf, folder)
+        path.write_bytes(path.read_bytes() + b"\0")
+    monkeypatch.setattr(hub, "dequantise", meanwhile)
+    with pytest.raises(ModelError, match="changed while it was read"): find_model(path)
+    assert not list(home.glob("gguf-*"))
 
 def far(ours, wanted):
     "How far weights in four bits are from the file's, over the most that their rounding can do."

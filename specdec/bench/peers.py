@@ -23,8 +23,8 @@ from specdec.bench.run import Measured, Record, environment, measure, put_away, 
 from specdec.engine.plan import K as USUAL_K # what a user gets who says nothing
 from specdec.errors import ModelError, require_int
 from specdec.models.devices import pick_device
-from specdec.models.files import fingerprint, local_path
-from specdec.models.hub import encode, prompts, sha256
+from specdec.models.files import fingerprint, local_path, sha256
+from specdec.models.hub import encode, prompts
 from specdec.models.kernel import kernel_missing
 from specdec.models.loading import load
 from specdec.models.protocol import CausalLM

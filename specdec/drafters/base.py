@@ -129,10 +129,15 @@ def inside(drafter: object) -> list[Drafter]:
     "The drafters of a wrapper or a hybrid; none, of any other."
     held = getattr(drafter, "drafter", None), *getattr(drafter, "members", ())
     return [one for one in held if one is not None]
+# what tells of a config's history, and not of the net's time
+_HISTORY = "transformers_version", "_name_or_path", "architectures", "dtype"
+
 def net_shape(net) -> str: # 12 hexadecimal digits; of a head or a block
-    "A fingerprint of the sizes on which the time of its forward depends."
-    config = vars(net.config) | {"decoder": net.config.decoder.to_dict()}
-    return fingerprint(repr((sorted(config.items()), len(net.tokens))))
+    "A fingerprint of what the time of its forward depends on."
+    layers = net.config.decoder.to_dict()
+    for name in _HISTORY: layers.pop(name, None)
+    sizes = vars(net.config) | {"decoder": sorted(layers.items()), "K": None}
+    return fingerprint(repr((sorted(sizes.items()), len(net.tokens), net.dtype, net.device)))
 
 # %% ../../nbs/drafters/00_base.ipynb #a973f480
 @runtime_checkable

@@ -227,6 +227,7 @@ def about_drafter(drafter: Drafter) -> dict:
     "What the time of its drafts depends on: its class, and what it says of itself."
     found: dict = {"kind": type(drafter).__name__}
     if hasattr(drafter, "priced_by"): found |= drafter.priced_by()
+    elif hasattr(drafter, "model"): found["model"] = about_model(drafter.model)
     if held := inside(drafter): found["inside"] = [about_drafter(each) for each in held]
     return found
 
@@ -236,7 +237,9 @@ def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, siz
     subject = {"device": str(target.device), **machine(), "target": about_model(target),
                "drafters": [about_drafter(drafter) for drafter in drafters],
                "sampled": sampled, "certain": certain, "batch_size": size}
-    return parse_json(json.dumps(subject))
+    try: return parse_json(json.dumps(subject))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"A drafter's priced_by gives what JSON can't hold: {error}.") from error
 
 def costs_file(subject: dict) -> Path:
     "The file of these costs: what a person would tell apart has files apart."

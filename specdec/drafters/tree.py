@@ -23,6 +23,7 @@ from specdec.drafters.head import Head
 from specdec.drafters.head_drafter import FastHead, HeadOnDevice, HeadReader, fast_head
 from specdec.errors import check, require_int
 from specdec.cache import KVCache
+from specdec.models.files import fingerprint
 from specdec.models.linear import hidden_places
 from specdec.models.llama import Llama, Positions
 from specdec.models.protocol import CausalLM
@@ -184,7 +185,7 @@ class TreeDrafter(DrafterBase):
     def priced_by(self) -> dict:
         "See `DrafterBase`."
         return {"head": net_shape(self.head), "width": self.width, "depth": self.depth,
-                "nodes": len(self.shape or ())}
+                "shape": fingerprint(self.shape)}
 
     def start(self, tokens: list[int], features: Tensor | None, limit: int,
               eos_ids: Set[int] = frozenset()) -> TreeState:

@@ -20,8 +20,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdec.errors import ModelError
-from specdec.models.files import fingerprint, locked, parse_json, written_whole
+from specdec.errors import InputError, ModelError
+from specdec.models.files import (
+    fingerprint, is_stamped, locked, parse_json, put_stamp, read_bytes, sha256, stamp,
+    written_whole,
+)
 from specdec.models.int8 import Int8Linear
 from specdec.models.linear import (
     Int4Linear, Levels, Linear, has_layouts, can_be_batch_invariant, stored_levels,
@@ -128,20 +131,31 @@ def file_bytes(folder: Path,
 def mapped_tiles(folder: Path, kinds: dict[str, str], blocks: dict[str, Tensor],
                 ) -> dict[str, Tensor]: # as `Tiles` has them; empty: there is no place for the file
     """All matrices as the kernel reads them, mapped out of a file beside the model's. It is written
-    when it is first needed, and again for another version of the kernel."""
+    when it is first needed, and again if it is damaged, or for another version of the kernel."""
     path = folder / f".tiles-{fingerprint(source().read_text('utf-8'))}" # no manifest tells of it
-    def read() -> dict[str, Tensor]:
-        with safe_open(path, "pt") as file: return {n: file.get_tensor(n) for n in file.keys()}
+    digest, checked = (path.with_name(f"{path.name}.{what}") for what in ("sha256", "checked"))
+    def now() -> str | None: return stamp([path, digest])
+    def read() -> dict[str, Tensor]: # empty: it isn't there, or isn't what was written
+        with suppress(OSError, InputError, SafetensorError):
+            before = now()
+            if not is_stamped(checked, before):
+                if read_bytes(digest, 99) != sha256(path).encode(): return {}
+                put_stamp(checked, before, now)
+            with safe_open(path, "pt") as file: return {n: file.get_tensor(n) for n in file.keys()}
+        return {}
 
-    with suppress(OSError, SafetensorError): return read()
+    if found := read(): return found
     spare = "lm_head.weight" in blocks and "model.embed_tokens.weight"  # its rows are read
     with suppress(OSError, SafetensorError, ModelError), locked(path):
+        if found := read(): return found  # another process has written it meanwhile
         for old in folder.glob(".tiles-*"): old.unlink()
         with written_whole(path) as partial:
             save_file({name: packed_tiles(rows, kinds[name]).data for name, rows in blocks.items()
                        if name != spare}, partial)
+            digest.write_text(sha256(partial))
         return read()
     return {}
+
 
 # %% ../../nbs/engine/11_checkpoint.ipynb #j01nedl2
 class JoinedLinear:

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -431,6 +432,40 @@ def _lock_itself(held: GrowingFile) -> None:
     try: fcntl.flock(held.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError: raise
     except OSError: pass  # a network's file system that can't: the lock by name holds
+
+# %% ../../nbs/engine/01_files.ipynb #st4mpf02
+def sha256(path: Path) -> str: # hexadecimal
+    "SHA-256 of a file's bytes."
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 18))
+    with open(path, "rb", buffering=0) as file:
+        while size := file.readinto(buffer): digest.update(buffer[:size])
+    return digest.hexdigest()
+
+SETTLED = 2_000_000_000 # ns: no system's clock has longer ticks
+
+def stamp(files: Iterable[Path],
+          about: str = "",  # what else it is a stamp of
+         ) -> str | None: # None: one has just been changed, and may be again
+    """Which files these are, how long each is, and when it was last changed; raises `OSError` if one
+    isn't there. What a disk loses doesn't change it, nor a second write through a memory map."""
+    now = time.time_ns()
+    found = [(file.name, file.stat()) for file in files]
+    newest = max((max(s.st_mtime_ns, s.st_ctime_ns) for _, s in found), default=0)
+    if now - newest < SETTLED: return None
+    return fingerprint(about, [(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+                               for name, s in found])
+
+def is_stamped(place: Path, now: str | None) -> bool: # `place` holds an earlier stamp, if any
+    "Whether that stamp is still right."
+    with suppress(InputError): return now is not None and read_bytes(place, 99) == now.encode()
+    return False
+
+def put_stamp(place: Path, before: str | None, now: Callable[[], str | None]) -> None:
+    """Keep a stamp of what was looked at, if nothing has changed meanwhile. Where it can't be
+    written, all is looked at each time."""
+    with suppress(OSError):
+        if before is not None and not place.is_symlink() and now() == before:
+            place.write_text(before)
 
 # %% ../../nbs/engine/01_files.ipynb #0479c293
 class Remade(Protocol):

@@ -9,6 +9,7 @@ __all__ = ['fetch', 'load_tokenizer', 'load_transformers', 'encode', 'TextStream
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
@@ -16,7 +17,6 @@ import subprocess
 import sys
 import stat
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,17 +32,9 @@ from specdec.errors import (
     InputError, ModelError, SpecdecError, check, preserve_interrupts, to_scalar)
 from specdec.models.convert import GRID, check_size, dequantise
 from specdec.models.files import (
-    cache_home, fingerprint, first_line, local_path, locked, parse_json, place_for, read_bytes,
-    say, split_lines, written_whole)
+    cache_home, first_line, is_stamped, local_path, locked, parse_json, place_for, put_stamp,
+    read_bytes, say, sha256, split_lines, stamp)
 from specdec.models.sandbox import Ended, NotStarted, Refused, run_apart
-
-# %% ../../nbs/engine/02_models.ipynb #31e3e752
-def sha256(path: Path) -> str: # hexadecimal
-    "SHA-256 of a file's bytes."
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 18))
-    with open(path, "rb", buffering=0) as file:
-        while size := file.readinto(buffer): digest.update(buffer[:size])
-    return digest.hexdigest()
 
 # %% ../../nbs/engine/02_models.ipynb #b0mb0003
 def check_regular(folder: Path) -> None:
@@ -151,36 +143,19 @@ def folder_digest(folder: Path) -> str: # of a model or a drafter
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 # %% ../../nbs/engine/02_models.ipynb #st4mp002
-STAMP = ".checked"
-SETTLED = 2_000_000_000 # ns: no system's clock has longer ticks
-
-def stamp(files: Iterable[Path]) -> str | None: # None: one has just been changed, and may be again
-    "Which files these are, how long each is, and when it was last changed."
-    found = [(file.name, file.stat()) for file in files]
-    newest = max((max(s.st_mtime_ns, s.st_ctime_ns) for _, s in found), default=0)
-    if time.time_ns() - newest < SETTLED: return None
-    return fingerprint([(name, s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-                        for name, s in found])
-
-def is_stamped(place: Path, now: str | None) -> bool: # `place` holds an earlier stamp, if any
-    "Whether that stamp is still right."
-    with suppress(OSError, ValueError): return now is not None and place.read_text() == now
-    return False
-
-def put_stamp(place: Path, now: str | None) -> None:
-    "Keep it; where nothing can be written, all is read each time."
-    if now is None: return
-    with suppress(ModelError, InputError), written_whole(place) as partial: partial.write_text(now)
+STAMP = ".checked" # in a converted folder: the stamp with which it was compared with its manifest
 
 def check_changed(folder: Path,          # a converted model
                   advice: str = REBUILD, # what to do about a damaged one
                  ) -> None:
     "`check_folder`, unless no file has changed since it last passed."
-    now = None
-    with suppress(OSError): now = stamp(shown(folder))
-    if is_stamped(folder / STAMP, now): return
-    check_folder(folder, advice)  # what changes meanwhile is noticed next time
-    put_stamp(folder / STAMP, now)
+    def now() -> str | None:
+        with suppress(OSError): return stamp(shown(folder))
+        return None
+    before = now()
+    if is_stamped(folder / STAMP, before): return
+    check_folder(folder, advice)
+    put_stamp(folder / STAMP, before, now)
 
 # %% ../../nbs/engine/02_models.ipynb #3227bdde
 def leftovers(folder: Path) -> list[Path]:
@@ -223,6 +198,7 @@ def panics_as_errors() -> Iterator[None]:
 # %% ../../nbs/engine/02_models.ipynb #c0nvert1
 def convert_gguf(gguf: Path,   # a GGUF file
                  folder: Path, # made, all or nothing; hold its lock
+                 digest: str | None = None, # of the file, if that is known
                 ) -> None:
     """Dequantise a GGUF file into a checked folder of safetensors, config, tokenizer and manifest;
     raises `ModelError` if it can't be read as a causal language model, or if the disk is full."""
@@ -231,7 +207,9 @@ def convert_gguf(gguf: Path,   # a GGUF file
     try:
         with preserve_interrupts(), panics_as_errors(), all_or_nothing(folder) as new:
             dequantise(gguf, new)
-            write_manifest(new, {"gguf": gguf.name, "sha256": sha256(gguf)})
+            found = sha256(gguf)
+            if digest and found != digest: raise ModelError("it was changed while it was read")
+            write_manifest(new, {"gguf": gguf.name, "sha256": found})
     except Exception as error:  # of any library below: the file is at fault, or the disk
         reason = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {error}"
         raise ModelError(
@@ -289,11 +267,11 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     once (about 20 s); raises `ModelError`."""
     folder = cache_home() / "smollm2"
     sweep(folder.parent)
-    if folder.exists() and not rebuild: return folder
+    if os.path.exists(folder) and not rebuild: return folder
     def converted(place: Path) -> bool: return any((place / n).is_file() for n in (MANIFEST, GRID))
     place_for(folder, "a model that was converted here", converted)
     with locked(folder), tempfile.TemporaryDirectory() as temporary:
-        if rebuild or not folder.exists():  # another process may have made it while this one waited
+        if rebuild or not os.path.exists(folder):  # another process may have made it while this one waited
             gguf = installed_gguf() or download_gguf(Path(temporary))
             convert_gguf(check_gguf(gguf), folder)
     return folder
@@ -337,7 +315,7 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
     "See `find_model`."
     if name == "smollm2":
         folder = cache_home() / "smollm2"
-        if not folder.exists() and not installed_gguf():
+        if not os.path.exists(folder) and not installed_gguf():
             raise ModelError("The default model isn't on this machine yet. "
                              f"Run `specdec fetch`, or `{INSTALL}`.")
         folder = fetch()
@@ -353,19 +331,28 @@ def _local_model(name: str) -> Path | None: # None: it can only be on the hub
 
 # %% ../../nbs/engine/02_models.ipynb #eefbbcef
 SOURCE = ".source" # in a converted folder: the stamp of its GGUF file
+RECONVERT = "Delete that folder: the file is then converted again."
 
 def _converted(gguf: Path) -> Path:
     "The converted copy of a GGUF file, kept under its digest."
     if not gguf.is_file(): raise ModelError(f"There is no file {gguf}.")
-    now, home = stamp([gguf]), cache_home()
-    known = (folder for folder in home.glob("gguf-*") if is_stamped(folder / SOURCE, now))
-    folder = next(known, None) or home / f"gguf-{sha256(gguf)[:16]}"
+    home = cache_home()
+    def now(folder: Path) -> str | None:
+        with suppress(OSError): return stamp([gguf], folder.name)
+        return None
+    known = (each for each in home.glob("gguf-*") if is_stamped(each / SOURCE, now(each)))
+    if folder := next(known, None):
+        check_changed(folder, RECONVERT)
+        return folder
+    before = now(home)
+    digest = sha256(gguf)
+    folder = home / f"gguf-{digest[:16]}"
     sweep(home)
-    if not folder.exists():
+    if not os.path.exists(folder):
         with locked(folder):
-            if not folder.exists(): convert_gguf(gguf, folder)
-    check_changed(folder, "Delete that folder: the file is then converted again.")
-    put_stamp(folder / SOURCE, now)
+            if not os.path.exists(folder): convert_gguf(gguf, folder, digest)
+    check_changed(folder, RECONVERT)
+    if before == now(home): put_stamp(folder / SOURCE, now(folder), lambda: now(folder))
     return folder
 
 def _with_safetensors(folder: Path) -> Path:

@@ -32,7 +32,8 @@ def described(model: "CausalLM") -> str:
 def about_model(model: "CausalLM") -> dict: # as JSON can hold it
     "What is known of a model's weights: name, digest, size, and how they are kept."
     return {"name": model.name or "unnamed", "digest": model.digest,
-            "parameters": model.param_count, "dtype": model.precision, "packed": bool(model.packed)}
+            "parameters": model.param_count, "dtype": model.precision, "packed": bool(model.packed),
+            "device": str(model.device), "vocab_size": model.vocab_size}
 
 # %% ../../nbs/engine/03_protocol.ipynb #500834f0
 class CausalLM(Remade, Protocol):

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from specdec.errors import InputError, ModelError
 from specdec.loop import speculate
 from specdec.models import devices, kernel
 from specdec.models.devices import FILE, STORED, pick_dtype
+from specdec.models.files import sha256
 from specdec.models.hub import prompts
 from specdec.models.kernel import KINDS, FileLinear, kernel_missing, packed_tiles
 from specdec.models.loading import load, load_model, memory_needed
@@ -306,6 +308,29 @@ def test_a_gguf_file(kinds, tmp_path, monkeypatch):
         return ids_of(speculate(model, drafter, [3, 4, 5], SamplingParams(0.0), SeededRandom(0), K=4,
                                 max_new_tokens=24))
     assert all(said(drafter) == said(NoDrafter()) for drafter in drafters)
+
+
+@native
+@pytest.mark.parametrize("damage", ["a byte", "cut off", "another's digest", "no digest"])
+def test_damaged_tiles_are_written_anew(damage, tmp_path, monkeypatch):
+    "What lies beside the model is noticed too; what has not changed is read once."
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
+    file, later, ids = tmp_path / "m.gguf", time.time_ns() + 3600 * 10**9, torch.arange(9)[None]
+    write_gguf(file, {"": "Q4_K"}, (256, 512), kv_heads=2)
+    wanted = load(str(file), "cpu", "file").forward(ids)
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    read = []
+    monkeypatch.setattr("specdec.models.checkpoint.sha256", lambda path: read.append(path) or sha256(path))
+    for _ in range(3): assert torch.equal(load(str(file), "cpu", "file").forward(ids), wanted)
+    assert len(read) == 1
+    tiles, = (tmp_path / "home").rglob(".tiles-????????????")
+    if damage == "a byte": tiles.write_bytes(tiles.read_bytes()[:-1] + bytes([1 ^ tiles.read_bytes()[-1]]))
+    if damage == "cut off": tiles.write_bytes(tiles.read_bytes()[:-64])
+    digest = tiles.with_name(f"{tiles.name}.sha256")
+    if damage == "another's digest": digest.write_text("0" * 64)
+    if damage == "no digest": digest.unlink()
+    assert torch.equal(load(str(file), "cpu", "file").forward(ids), wanted)
+    assert digest.read_text() == sha256(tiles)
 
 
 @native
