@@ -402,7 +402,7 @@ def costs_line(facts: dict) -> str:
     of_each = [f" of {drafter_words(each)}" for each in about.get("drafters", [])]
     c = ", ".join(f"c{whose} = " + (f"{first:.2f}, then {later:.2f}" if first > .005 else "0")
                   for (first, later), whose in zip(found["c"], of_each + [""] * len(found["c"])))
-    stale = " (stale: of another machine or version, and not believed)" * (facts["state"] == "stale")
+    stale = " (stale: of another machine or version, and not used)" * (facts["state"] == "stale")
     target, size = about["target"], about["batch_size"]
     how = "sampled" if about.get("sampled") else "greedy"
     batch = f", {size} together" if size > 1 else ""

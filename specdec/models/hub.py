@@ -271,7 +271,7 @@ def fetch(rebuild: bool = False, # convert again, and replace what is there
     def converted(place: Path) -> bool: return any((place / n).is_file() for n in (MANIFEST, GRID))
     place_for(folder, "a model that was converted here", converted)
     with locked(folder), tempfile.TemporaryDirectory() as temporary:
-        if rebuild or not os.path.exists(folder):  # another process may have made it while this one waited
+        if rebuild or not os.path.exists(folder):  # another process may have made it meanwhile
             gguf = installed_gguf() or download_gguf(Path(temporary))
             convert_gguf(check_gguf(gguf), folder)
     return folder

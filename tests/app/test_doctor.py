@@ -97,7 +97,7 @@ def test_what_guesses_cost_here(quick, monkeypatch, tmp_path):
     assert "smollm2 in int4, sampled" in lines[0]
     assert "a step 10.0 ms; v(1) = 1.10, v(2) = 1.20, v(4) = 1.40" in lines[0]
     assert lines[0].endswith("c of SuffixDrafter = 0, c of NGramDrafter = 0.30, then 0.20")
-    assert lines[1] == f"{lines[0]} (stale: of another machine or version, and not believed)"
+    assert lines[1] == f"{lines[0]} (stale: of another machine or version, and not used)"
     assert lines[2].endswith("c.json is damaged: its prices are taken anew")
     assert [entry["state"] for entry in json.loads(run("--json").stdout)["costs"]] == ["ready", "stale", "damaged"]
 
