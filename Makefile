@@ -22,7 +22,7 @@ test: setup                 ## what decodes: lint, types, and every distribution
 test-package: model         # what stands in tests/ itself, not in its folders
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) -n 2 --dist worksteal --durations 40 --durations-min 3 tests/test_*.py
 
-pages: setup                ## what stands round it: commands, processors, training, benchmarks, notebooks, site, browsers, the wheel; after `make test`
+pages: setup                ## what stands round it: commands, processors, training, benchmarks, notebooks, site, browsers; after `make test`
 	$(MAKE) --no-print-directory --jobs 3 pages-waiting pages-working
 	$(TESTING) $(BIN)/python -m pytest $(CHOSEN) tests/pages/alone
 
@@ -84,7 +84,7 @@ notebooks: setup model      ## run every notebook top to bottom on a clean kerne
 	  --ExecutePreprocessor.timeout=900 --ExecutePreprocessor.store_widget_state=False $$notebook || exit 1; done
 	$(BIN)/nbdev_clean
 
-badges: setup               ## what every notebook has besides its own cells: title, badge, install and last cell, kernel, folds
+badges: setup               ## what every notebook has besides its own cells: title, badge, install cell, kernel, folds
 	$(BIN)/python tools/badges.py
 
 record: setup model         ## the runs of the page to step through, their averages, and the picture that stands in for them

@@ -122,7 +122,7 @@ class DrafterBase(Remade):
 
     def priced_by(self) -> dict: # as JSON can hold it
         """What the time of a draft depends on, besides the class and the drafters inside: models,
-        shapes, sizes. Prices that are kept for one are not believed of another."""
+        shapes, sizes. Prices that are kept are used only where this is equal."""
         return {}
 
 def inside(drafter: object) -> list[Drafter]:

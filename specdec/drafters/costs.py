@@ -242,8 +242,8 @@ def subject_of(target: CausalLM, drafters: Sequence[Drafter], sampled: bool, siz
         raise InputError(f"A drafter's priced_by gives what JSON can't hold: {error}.") from error
 
 def costs_file(subject: dict) -> Path:
-    "The file of these costs: what a person would tell apart has files apart."
-    def lasting(entry: dict) -> dict: # weights that are trained further are as fast
+    "The file of these costs. It doesn't go by digests: prices of new weights replace the old ones."
+    def lasting(entry: dict) -> dict: # without the digests
         return {key: list(map(lasting, said)) if key == "inside" else
                 lasting(said) if isinstance(said, dict) else said
                 for key, said in entry.items() if key != "digest"}

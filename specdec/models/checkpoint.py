@@ -130,7 +130,7 @@ def file_bytes(folder: Path,
 
 def mapped_tiles(folder: Path, kinds: dict[str, str], blocks: dict[str, Tensor],
                 ) -> dict[str, Tensor]: # as `Tiles` has them; empty: there is no place for the file
-    """All matrices as the kernel reads them, mapped out of a file beside the model's. It is written
+    """The matrices as the kernel reads them, mapped out of a hidden file in the folder. It is written
     when it is first needed, and again if it is damaged, or for another version of the kernel."""
     path = folder / f".tiles-{fingerprint(source().read_text('utf-8'))}" # no manifest tells of it
     digest, checked = (path.with_name(f"{path.name}.{what}") for what in ("sha256", "checked"))
@@ -253,7 +253,7 @@ class Checkpoint:
               ) -> AnyLinear:
         """A layer of such weights, below each other. In four bits, those that were quantised before
         keep their levels if they have 16; if they have more, they are as they are. As a file has
-        them, all that were quantised keep their blocks."""
+        them, those in a format of the kernel's keep their blocks."""
         if self.int8: return Int8Linear(self.stacked(rows, inputs), bias)
         if not (self.int4 or self.file):
             return Linear(self.stacked(rows, inputs), bias, self.pack)

@@ -446,9 +446,9 @@ SETTLED = 2_000_000_000 # ns: no system's clock has longer ticks
 def stamp(files: Iterable[Path],
           about: str = "",  # what else it is a stamp of
          ) -> str | None: # None: one has just been changed, and may be again
-    """Which files these are, how long each is, and when it was last changed; raises `OSError` if
-    one isn't there. What a disk loses doesn't change it, nor a second write through a memory
-    map."""
+    """A digest of which files these are, how long each is, and when it was last changed; raises
+    `OSError` if one isn't there. It can't tell what a disk loses, nor later writes through a memory
+    map that was written to before."""
     now = time.time_ns()
     found = [(file.name, file.stat()) for file in files]
     newest = max((max(s.st_mtime_ns, s.st_ctime_ns) for _, s in found), default=0)
