@@ -130,8 +130,9 @@ def file_bytes(folder: Path,
 
 def mapped_tiles(folder: Path, kinds: dict[str, str], blocks: dict[str, Tensor],
                 ) -> dict[str, Tensor]: # as `Tiles` has them; empty: there is no place for the file
-    """The matrices as the kernel reads them, mapped out of a hidden file in the folder. It is written
-    when it is first needed, and again if it is damaged, or for another version of the kernel."""
+    """The matrices as the kernel reads them, mapped out of a hidden file in the folder. It is
+    written when it is first needed, and again if it is damaged, or for another version of the
+    kernel."""
     path = folder / f".tiles-{fingerprint(source().read_text('utf-8'))}" # no manifest tells of it
     digest, checked = (path.with_name(f"{path.name}.{what}") for what in ("sha256", "checked"))
     def now() -> str | None: return stamp([path, digest])
