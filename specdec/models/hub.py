@@ -404,6 +404,7 @@ _FUSES = b'"fc.weight"', b"\x09\0\0\0fc.weight"  # in JSON; in a pickle, its len
 
 def older_head(folder: Path) -> int | None: # 3; or 1, of EAGLE and EAGLE-2; None: it is none
     "Which version of EAGLE a head in its authors' own format has; nothing is unpickled."
+    if (folder / MANIFEST).exists(): return None  # a model that was converted here
     try: config = parse_json((folder / "config.json").read_text("utf-8", "replace"))
     except (OSError, InputError): return None
     if not isinstance(config, dict) or "speculators_model_type" in config: return None
