@@ -337,6 +337,7 @@ def _converted(gguf: Path) -> Path:
     "The converted copy of a GGUF file, kept under its digest."
     if not gguf.is_file(): raise ModelError(f"There is no file {gguf}.")
     home = cache_home()
+    sweep(home)
     def now(folder: Path) -> str | None:
         with suppress(OSError): return stamp([gguf], folder.name)
         return None
@@ -347,7 +348,6 @@ def _converted(gguf: Path) -> Path:
     before = now(home)
     digest = sha256(gguf)
     folder = home / f"gguf-{digest[:16]}"
-    sweep(home)
     if not os.path.exists(folder):
         with locked(folder):
             if not os.path.exists(folder): convert_gguf(gguf, folder, digest)

@@ -29,6 +29,7 @@ def described(model: "CausalLM") -> str:
     reads = f"{model.vocab_size:,} tokens, context {model.context_length:,}"
     where = f"{size}{model.kept_as} on {model.device}"
     return f"<{type(model).__name__}{name}: {where}{memory}; {reads}>"
+
 def about_model(model: "CausalLM") -> dict: # as JSON can hold it
     "What is known of a model's weights: name, digest, size, and how they are kept."
     return {"name": model.name or "unnamed", "digest": model.digest,
